@@ -1,0 +1,1 @@
+"""The contract package: schema, its meaning, the shell that speaks it, and what callers import."""

@@ -1,0 +1,1 @@
+"""What callers import: GenerationClient and the forwardplane command."""

@@ -1,0 +1,1 @@
+"""The shell of every process: settings, logs, metrics, server, channel, status, lifecycle."""

@@ -1,0 +1,1 @@
+"""The meaning of the schema: frozen NumPy types, codec, validation, limits, errors. No grpc."""

@@ -1,0 +1,1 @@
+"""The scheduler service: every bit of per-request state."""

@@ -1,0 +1,165 @@
+"""Everything that goes into and comes out of the scheduling core, as frozen types.
+
+Made by the core's shell (`scheduler_svc/loop.py`, `scheduler_svc/links`) and by the core itself. No I/O, no clock.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos.wire.enums import FinishReason
+from protos.wire.errors import EngineError
+from protos.wire.plan import ForwardPlan
+from protos.wire.result import ForwardResult
+from protos.wire.worker_info import WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKey:
+    """Which stream of which edge process a request answers. Unique among live requests."""
+
+    edge: int
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters after defaults were applied and ranges checked at the door."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestSpec:
+    """What a caller asked, immutable for the request's life."""
+
+    stream: StreamKey
+    request_id: str
+    prompt_ids: np.ndarray
+    """i32 [prompt tokens], at least one."""
+    sampling: Sampling
+    max_tokens: int
+    """Most output tokens; already capped by what fits the context."""
+    deadline_s: float
+    """On the core's clock."""
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    """End-of-sequence ids (unless ignored) and the caller's stop ids."""
+    output_logprobs: bool = False
+    top_logprobs: int = 0
+
+
+# --- events: into the core
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSubmitted:
+    """A checked request asks for admission."""
+
+    spec: RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The caller left, aborted, ran out of time, or the edge matched a stop string. Unknown streams are ignored."""
+
+    stream: StreamKey
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAttached:
+    """A worker accepted (epoch, term); its pages are empty and its next seq is 1."""
+
+    worker: str
+    info: WorkerInfo
+    epoch: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The worker's term ended; nothing of it will arrive any more."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReceived:
+    """The result of the worker's next plan, in seq order."""
+
+    worker: str
+    result: ForwardResult
+
+
+Event = RequestSubmitted | RequestCancelled | WorkerAttached | WorkerLost | ResultReceived
+
+
+# --- instructions: out of the core
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Send this plan to the worker. The core counts it as in flight."""
+
+    worker: str
+    plan: ForwardPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of one output token and of the best alternatives, best first."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensReleased:
+    """New output tokens of a stream, committed and never withdrawn."""
+
+    stream: StreamKey
+    first_pos: int
+    """Position of the first within the output."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token when asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished:
+    """The last word on a stream; its pages and rows are given back."""
+
+    stream: StreamKey
+    reason: FinishReason
+    usage: Usage
+    stop_token_id: int | None = None
+    """The id that ended it, when one did."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """The request was not admitted, or failed; the last word on a stream."""
+
+    stream: StreamKey
+    error: EngineError
+
+
+Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused

@@ -1,0 +1,1 @@
+"""The callers' gRPC server."""

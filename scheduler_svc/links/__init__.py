@@ -1,0 +1,1 @@
+"""Plan streams to workers."""

@@ -1,0 +1,1 @@
+"""Page accounting of worker memory, pure."""

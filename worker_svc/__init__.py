@@ -1,0 +1,1 @@
+"""The worker service: weights, KV pools, execution; no per-request state."""

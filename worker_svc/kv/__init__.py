@@ -1,0 +1,1 @@
+"""KV pools and index translation."""

@@ -1,0 +1,1 @@
+"""The pure ordering protocol: attach, order, result cache, fencing."""

@@ -1,0 +1,1 @@
+"""Execution paths around ModelRunner."""
