@@ -138,28 +138,56 @@ class CancelStream(_message.Message):
 Global___CancelStream: _TypeAlias = CancelStream  # noqa: Y015
 
 @_typing.final
+class EdgeHello(_message.Message):
+    """First message of a connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_INDEX_FIELD_NUMBER: _builtins.int
+    edge_index: _builtins.int
+    """Which of the edge processes: 0 .. edges - 1."""
+    def __init__(
+        self,
+        *,
+        edge_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_index", b"edge_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EdgeHello: _TypeAlias = EdgeHello  # noqa: Y015
+
+@_typing.final
 class EdgeToCore(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBMITS_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
     WANT_LOAD_FIELD_NUMBER: _builtins.int
+    HELLO_FIELD_NUMBER: _builtins.int
     want_load: _builtins.bool
     """Asks for a CoreToEdge.load."""
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitStream]: ...
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelStream]: ...
+    @_builtins.property
+    def hello(self) -> Global___EdgeHello:
+        """Set in the first message of a connection, and only there."""
+
     def __init__(
         self,
         *,
         submits: _abc.Iterable[Global___SubmitStream] | None = ...,
         cancels: _abc.Iterable[Global___CancelStream] | None = ...,
         want_load: _builtins.bool = ...,
+        hello: Global___EdgeHello | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "submits", b"submits", "want_load", b"want_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "hello", b"hello", "submits", b"submits", "want_load", b"want_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,151 @@
+"""Bridge messages <-> the core's events and instructions. Pure; the only code of the core's shell that reads them."""
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import numpy as np
+
+from protos.forwardplane.v1 import bridge_pb2, generate_pb2, sampling_pb2
+from protos.wire.enums import FinishReason
+from protos.wire.errors import EngineError, InternalFault
+from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
+from scheduler_svc.core.events import (
+    RequestCancelled,
+    RequestFinished,
+    RequestSpec,
+    RequestSubmitted,
+    Sampling,
+    StreamKey,
+    TokenLogprob,
+    TokensReleased,
+)
+
+_IDS = np.dtype("<i4")
+_STOP_IDS = np.dtype("<u4")
+_CANCEL_REASONS = MappingProxyType({int(reason): reason for reason in (FinishReason.STOP, FinishReason.DEADLINE)})
+
+
+def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> RequestSubmitted:
+    """The event of a submitted stream; its deadline starts `now`.
+
+    Raises:
+        InternalFault: an edge sent something that its own checks exclude.
+    """
+    if len(message.prompt_ids) % _IDS.itemsize or len(message.stop_token_ids) % _STOP_IDS.itemsize:
+        raise InternalFault("an edge sent a column of a broken length", field="prompt_ids")
+    prompt_ids = np.frombuffer(message.prompt_ids, _IDS)
+    if len(prompt_ids) == 0:
+        raise InternalFault("an edge sent an empty prompt", field="prompt_ids")
+    spec = RequestSpec(
+        stream=StreamKey(edge, message.stream_id),
+        request_id=message.request_id,
+        prompt_ids=prompt_ids,
+        sampling=_sampling(message.sampling),
+        max_tokens=message.max_tokens,
+        deadline_s=now + message.deadline_ms / 1000,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(np.frombuffer(message.stop_token_ids, _STOP_IDS).tolist()),
+        output_logprobs=message.output_logprobs,
+        top_logprobs=message.top_logprobs,
+    )
+    return RequestSubmitted(spec)
+
+
+def cancelled(message: bridge_pb2.CancelStream, *, edge: int) -> RequestCancelled:
+    """The event of a cancelled stream. An unknown reason counts as an abort."""
+    reason = _CANCEL_REASONS.get(int(message.reason), FinishReason.ABORT)
+    return RequestCancelled(StreamKey(edge, message.stream_id), reason)
+
+
+def add_tokens(update: bridge_pb2.StreamUpdate, released: TokensReleased) -> None:
+    """Append newly released tokens to a stream's update."""
+    if not update.token_ids:
+        update.first_pos = released.first_pos
+    update.token_ids += np.asarray(released.token_ids, _IDS).tobytes()
+    if released.logprobs:
+        pairs = zip(released.token_ids, released.logprobs, strict=True)
+        update.logprobs.extend(_logprob(token_id, logprob) for token_id, logprob in pairs)
+
+
+def add_finish(update: bridge_pb2.StreamUpdate, finished: RequestFinished) -> None:
+    """Make `update` the last one of its stream."""
+    update.finish.reason = sampling_pb2.FinishReason.ValueType(finished.reason)
+    if finished.stop_token_id is not None:
+        update.finish.stop_token_id = finished.stop_token_id
+    update.usage.prompt_tokens = finished.usage.prompt_tokens
+    update.usage.cached_tokens = finished.usage.cached_tokens
+    update.usage.output_tokens = finished.usage.output_tokens
+
+
+def error_to_message(error: EngineError) -> bridge_pb2.StreamError:
+    """An error as data: the stable name of its class, and its fields."""
+    return bridge_pb2.StreamError(
+        reason=error.reason, message=error.message, field=error.field, retry_after_ms=error.retry_after_ms
+    )
+
+
+def error_from_message(message: bridge_pb2.StreamError) -> EngineError:
+    """An error of the same class; `InternalFault` when its name is unknown."""
+    error = _ERROR_CLASSES.get(message.reason, InternalFault)(message.message)
+    error.field = message.field
+    error.retry_after_ms = message.retry_after_ms
+    return error
+
+
+def model_to_message(view: ModelView) -> bridge_pb2.CoreModel:
+    """What edges are told of the model."""
+    return bridge_pb2.CoreModel(
+        context_tokens=view.context_tokens,
+        logits_width=view.logits_width,
+        dtype=view.dtype,
+        numerics=view.numerics,
+        max_logprobs=view.max_logprobs,
+        serving=view.serving,
+    )
+
+
+def load_to_message(view: LoadView) -> generate_pb2.GetLoadReply:
+    """What callers are told of the load."""
+    return generate_pb2.GetLoadReply(
+        requests_running=view.requests_running,
+        requests_waiting=view.requests_waiting,
+        kv_usage=view.kv_usage,
+        workers=[_worker_to_message(worker) for worker in view.workers],
+    )
+
+
+def _worker_to_message(view: WorkerView) -> generate_pb2.WorkerLoad:
+    message = generate_pb2.WorkerLoad()
+    for field in generate_pb2.WorkerLoad.DESCRIPTOR.fields:
+        value = getattr(view, field.name)
+        if value is not None:
+            setattr(message, field.name, value)
+    return message
+
+
+def _sampling(message: bridge_pb2.ResolvedSampling) -> Sampling:
+    return Sampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        repetition_penalty=message.repetition_penalty,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+    )
+
+
+def _logprob(token_id: int, logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:
+    pairs = zip(logprob.top_ids, logprob.top_values, strict=True)
+    top = [sampling_pb2.TopLogprob(token_id=top_id, logprob=value) for top_id, value in pairs]
+    return sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob.logprob, top=top)
+
+
+def _walk(error_class: type[EngineError]) -> Iterator[type[EngineError]]:
+    yield error_class
+    for subclass in error_class.__subclasses__():
+        yield from _walk(subclass)
+
+
+_ERROR_CLASSES = MappingProxyType({error_class.reason: error_class for error_class in _walk(EngineError)})

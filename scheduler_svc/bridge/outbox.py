@@ -1,0 +1,53 @@
+"""Collects what one core step has for the edges: at most one message per edge, one update per stream.
+
+Made and flushed by the loop. Knows nothing of sockets.
+"""
+
+from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, StreamUpdate
+from scheduler_svc.bridge.convert import add_finish, add_tokens, error_to_message, load_to_message, model_to_message
+from scheduler_svc.bridge.views import LoadView, ModelView
+from scheduler_svc.core.events import RequestFinished, RequestRefused, StreamKey, TokensReleased
+
+
+class Outbox:
+    """Messages under construction, by connection."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, CoreToEdge] = {}
+        self._updates: dict[StreamKey, StreamUpdate] = {}
+
+    def add(self, instruction: TokensReleased | RequestFinished | RequestRefused) -> None:
+        """Add what the core says of one stream."""
+        update = self._update(instruction.stream)
+        match instruction:
+            case TokensReleased():
+                add_tokens(update, instruction)
+            case RequestFinished():
+                add_finish(update, instruction)
+            case RequestRefused():
+                update.error.CopyFrom(error_to_message(instruction.error))
+
+    def add_load(self, edge: int, view: LoadView) -> None:
+        """Add the answer to a load question."""
+        self._message(edge).load.CopyFrom(load_to_message(view))
+
+    def add_model(self, edge: int, view: ModelView) -> None:
+        """Add what the attached workers can do."""
+        self._message(edge).model.CopyFrom(model_to_message(view))
+
+    def take(self) -> dict[int, CoreToEdge]:
+        """The messages, by connection; the outbox is empty afterwards."""
+        messages = self._messages
+        self._messages = {}
+        self._updates = {}
+        return messages
+
+    def _message(self, edge: int) -> CoreToEdge:
+        return self._messages.setdefault(edge, CoreToEdge())
+
+    def _update(self, stream: StreamKey) -> StreamUpdate:
+        update = self._updates.get(stream)
+        if update is None:
+            update = self._message(stream.edge).updates.add(stream_id=stream.stream_id)
+            self._updates[stream] = update
+        return update

@@ -1,0 +1,52 @@
+"""What edges may know of the core beside their streams, as frozen types. Knows nothing of protobuf."""
+
+from dataclasses import dataclass
+
+from protos.wire.enums import WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """What the attached workers can do. Made by the loop; sent to an edge on connect and on every change."""
+
+    context_tokens: int = 0
+    logits_width: int = 0
+    dtype: str = ""
+    numerics: str = ""
+    max_logprobs: int = 0
+    serving: bool = False
+    """False until a worker is attached, and again while none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker at one moment. Counts are since the core's start."""
+
+    name: str
+    state: WorkerState | None = None
+    """None: not attached."""
+    device: str = ""
+    dtype: str = ""
+    numerics: str = ""
+    kernels: str = ""
+    requests_running: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    plans_in_flight: int = 0
+    plans: int = 0
+    plan_rows: int = 0
+    plan_bytes: int = 0
+    graph_replays: int = 0
+    graph_misses: int = 0
+    padded_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadView:
+    """The whole core at one moment."""
+
+    requests_running: int
+    requests_waiting: int
+    kv_usage: float
+    """0 .. 1: used pages of all attached workers."""
+    workers: tuple[WorkerView, ...]
