@@ -1,0 +1,79 @@
+# Everything a developer does. `make demo` and `make test` work on a fresh machine; each command is safe to repeat.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Another index for torch (a mirror, a CUDA build): TORCH_INDEX_URL=https://… make demo
+TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PROTOS := $(wildcard protos/forwardplane/v1/*.proto)
+SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.proto
+# Compilers' own thread pools would fight for the cores of a test machine.
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: help setup setup-dev model demo serve test check static format format-check lint types contracts gen bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	@echo "== creating $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.setup: $(BIN)/python pyproject.toml constraints.txt
+	@echo "== installing torch (about a minute the first time)"
+	$(PIP) $(TORCH_INDEX) torch
+	@echo "== installing forwardplane and its libraries"
+	$(PIP) -e '.[worker]'
+	@touch $@
+
+$(VENV)/.setup-dev: $(VENV)/.setup
+	@echo "== installing the development tools"
+	$(PIP) -e '.[worker,dev]'
+	@touch $@
+
+setup: $(VENV)/.setup  ## virtual environment with both services
+
+setup-dev: $(VENV)/.setup-dev  ## the same with test and lint tools
+
+model: setup  ## fetch the default model into the cache
+	$(BIN)/forwardplane fetch-model
+
+demo: setup  ## everything from nothing: a streamed chat answer, a summary, a clean exit
+	$(BIN)/forwardplane demo
+
+serve: setup  ## the same services, staying up until Ctrl-C
+	$(BIN)/forwardplane serve
+
+test: setup-dev model  ## all tests that need no GPU
+	$(BIN)/python -m pytest -m "not gpu and not bench"
+
+static: format-check lint types contracts  ## format, lint, types, import contracts
+
+check: static test  ## what CI runs: static checks and all tests
+
+format: setup-dev  ## format the code
+	$(BIN)/ruff format .
+
+format-check: setup-dev
+	$(BIN)/ruff format --check .
+
+lint: setup-dev  ## lint
+	$(BIN)/ruff check .
+
+types: setup-dev  ## type check
+	$(BIN)/mypy
+
+contracts: setup-dev  ## import contracts
+	$(BIN)/lint-imports
+
+gen: setup-dev  ## regenerate the protobuf code
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --mypy_out=. \
+	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -I . --grpc_python_out=. --mypy_grpc_out=. \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $(SERVICES)
+
+bench: setup-dev model  ## figures of tests/bench
+	$(BIN)/python -m pytest -m bench -s tests/bench
+
+clean:  ## remove the environment and caches, keep fetched models
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
