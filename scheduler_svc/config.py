@@ -1,0 +1,166 @@
+"""Settings of the scheduler service: frozen groups, one per component, which gets its group and never the whole.
+
+Knows nothing of where values come from; `protos.service.config` loads them.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from protos.wire.limits import MAX_DEADLINE_S
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)]
+
+
+class Role(StrEnum):
+    """Which process of the service this one is. The parent starts the others."""
+
+    PARENT = "parent"
+    CORE = "core"
+    EDGE = "edge"
+
+
+class EpochSourceKind(StrEnum):
+    """Where the scheduler's epoch comes from."""
+
+    FILE = "file"
+    WORKERS = "workers"
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProcessConfig(_Group):
+    """The processes of one scheduler and how they end. Read by the parent and by each composition root."""
+
+    role: Role = Field(default=Role.PARENT, description="Which process this is; the parent starts core and edges.")
+    edges: int = Field(default=1, ge=1, le=64, description="Number of edge processes.")
+    edge_index: int = Field(
+        default=0, ge=0, le=63, description="Which of the edge processes this is. Set by the parent."
+    )
+    parent_fd: int = Field(
+        default=-1, ge=-1, description="Descriptor that ends with the parent; -1 = none. Set by the parent."
+    )
+    socket_dir: Path | None = Field(
+        default=None, description="Folder for the core's private socket folder. Default: temporary."
+    )
+    drain_timeout_s: Seconds = Field(
+        default=20.0, description="Most seconds edges may finish streams in after SIGTERM."
+    )
+    edge_restarts: int = Field(
+        default=5, ge=0, description="Restarts of edges within one minute before everything ends."
+    )
+
+
+class ModelConfig(_Group):
+    """Which model is served. Read by the core (fingerprints) and the edges (tokenizer, template)."""
+
+    model: str = Field(default="smollm2-135m-instruct", description="Model name, or path of a model folder.")
+    model_cache: Path | None = Field(
+        default=None, description="Folder of fetched models. Default: ~/.cache/forwardplane/models."
+    )
+
+
+class EdgeConfig(_Group):
+    """The callers' side. Read by the edges."""
+
+    host: str = Field(default="127.0.0.1", description="Address the callers' gRPC port listens on.")
+    port: Port = Field(default=50051, description="Callers' gRPC port; 0 = any free one.")
+    health_port: Port = Field(
+        default=50052, description="Plaintext health port of edge 0; edge j listens j above it. 0 = any."
+    )
+    edge_metrics_port: Port = Field(
+        default=9440, description="Metrics port of edge 0; edge j listens j above it. 0 = any."
+    )
+    max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
+
+
+class CoreConfig(_Group):
+    """Scheduling. Read by the core."""
+
+    budget_tokens: int | None = Field(
+        default=None, ge=1, description="Fixed prefill tokens a plan; unset = from the cost model."
+    )
+    max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
+
+
+class LinksConfig(_Group):
+    """Connections to the workers. Read by the worker links."""
+
+    workers: str = Field(default="127.0.0.1:50100", description="Workers, HOST:PORT separated by commas.")
+    epoch_source: EpochSourceKind = Field(
+        default=EpochSourceKind.WORKERS,
+        description="file: a counter file; workers: above what workers saw (one scheduler only).",
+    )
+    epoch_file: Path | None = Field(default=None, description="Counter file of the epoch source `file`.")
+    attach_timeout_s: Seconds = Field(default=10.0, description="Most seconds one attach may take.")
+    open_timeout_s: Seconds = Field(
+        default=5.0, description="Most seconds opening or writing to the plan stream may take."
+    )
+    plan_timeout_s: Seconds = Field(
+        default=60.0, description="Most seconds the device may stand still on a plan without budget."
+    )
+    report_interval_ms: int = Field(
+        default=250, ge=10, le=10_000, description="Milliseconds between a worker's reports."
+    )
+    report_lost_s: Seconds = Field(
+        default=2.75, description="Seconds without a report after which a worker counts as lost."
+    )
+    reattach_min_s: Seconds = Field(default=0.1, description="First pause before attaching again.")
+    reattach_max_s: Seconds = Field(default=5.0, description="Longest pause before attaching again.")
+
+    @field_validator("workers")
+    @classmethod
+    def _check_workers(cls, value: str) -> str:
+        addresses = [address.strip() for address in value.split(",") if address.strip()]
+        if not addresses:
+            raise ValueError("names no worker")
+        if len(set(addresses)) != len(addresses):
+            raise ValueError("names a worker twice")
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) <= 65535:
+                message = f"{address!r} is not HOST:PORT"
+                raise ValueError(message)
+        return ",".join(addresses)
+
+    @model_validator(mode="after")
+    def _check_epoch_file(self) -> "LinksConfig":
+        if self.epoch_source is EpochSourceKind.FILE and self.epoch_file is None:
+            raise ValueError("epoch_source file needs epoch_file")
+        return self
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The workers in order."""
+        return tuple(self.workers.split(","))
+
+
+class ObservabilityConfig(_Group):
+    """Logs and metrics. Read by each composition root."""
+
+    metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
+    log_level: str = Field(default="info", description="debug, info, warning or error.")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")
+
+
+class SchedulerConfig(_Group):
+    """Everything. Only composition roots hold it."""
+
+    process: ProcessConfig = ProcessConfig()
+    model: ModelConfig = ModelConfig()
+    edge: EdgeConfig = EdgeConfig()
+    core: CoreConfig = CoreConfig()
+    links: LinksConfig = LinksConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
