@@ -1,7 +1,7 @@
 """What a worker says of itself when a scheduler attaches, frozen.
 
-Made by the worker's composition root or by `codec.decode_worker_info`; page size, pool sizes, limits and buckets exist
-once, here, and are never a second setting on the scheduler.
+Made by the worker's composition root or by `codec.worker_info_from_proto`; page size, pool sizes, limits and buckets
+exist once, here, and are never a second setting on the scheduler.
 """
 
 from dataclasses import dataclass
@@ -75,3 +75,6 @@ class WorkerInfo:
     fingerprints: Fingerprints
     max_hidden_mode: HiddenMode
     kernels: str
+    """Name of the active kernels, for people."""
+    version: str = ""
+    """Release of the worker, for people."""
