@@ -1,0 +1,138 @@
+"""The `forwardplane` command: parses, calls, and turns errors into one line and an exit code.
+
+Starts services as processes and imports neither.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from protos.client import exit_codes
+from protos.client.demo_command import QUESTION, demo
+from protos.client.fetch_model import fetch_model
+from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
+from protos.client.generation_client import GenerationClient
+from protos.client.messages import Load
+from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
+from protos.wire.errors import EngineError
+
+DEFAULT_SERVE = ServeOptions()
+DEFAULT_GENERATE = GenerateArguments()
+
+app = App(
+    name="forwardplane",
+    help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
+    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused.",
+)
+
+
+@app.command(name="serve")
+def serve_command(*, options: ServeOptions = DEFAULT_SERVE) -> int:
+    """Serve a model on this machine until Ctrl-C: one scheduler and its workers, each a process of its own.
+
+    Example: `forwardplane serve --model smollm2-135m-instruct --port 50051`, then `forwardplane generate "Hello"`.
+    """
+    return serve(options, Console(stderr=True))
+
+
+@app.command(name="demo")
+def demo_command(question: str = QUESTION, *, options: ServeOptions = DEFAULT_SERVE) -> int:
+    """Serve a model, ask one question, stream the answer, print a summary, and stop.
+
+    Args:
+        question: what to ask.
+        options: what to serve, how, and on which ports.
+    """
+    return demo(options, question, Console())
+
+
+@app.command(name="generate")
+def generate_command(prompt: str | None = None, *, arguments: GenerateArguments = DEFAULT_GENERATE) -> int:
+    """Ask a running server for text and stream it to the terminal.
+
+    The prompt is a chat question unless --raw. With --json the one line printed last holds text, token_ids,
+    finish_reason, usage and logprobs.
+
+    Args:
+        prompt: the question or the text to go on from.
+        arguments: where to ask, what to ask for, and how to show it.
+    """
+    return generate(prompt, arguments, Console(soft_wrap=True))
+
+
+@app.command(name="status")
+def status_command(*, target: str = DEFAULT_TARGET) -> int:
+    """Show a server's load and a table of its workers.
+
+    Args:
+        target: HOST:PORT of a scheduler.
+    """
+    with GenerationClient(target) as client:
+        model, load = client.model(), client.load()
+    console = Console(soft_wrap=True)
+    console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
+    console.print(worker_table(load))
+    return exit_codes.OK
+
+
+def worker_table(load: Load) -> Table:
+    """One line a worker."""
+    table = Table(
+        "worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans", "replays", "misses"
+    )
+    for worker in load.workers:
+        table.add_row(
+            worker.name,
+            worker.state.name if worker.state else "not attached",
+            f"{worker.device} {worker.dtype}",
+            worker.numerics,
+            worker.kernels,
+            str(worker.requests_running),
+            f"{worker.pages_used} / {worker.pages}",
+            str(worker.plans),
+            str(worker.graph_replays),
+            str(worker.graph_misses),
+        )
+    return table
+
+
+@app.command(name="fetch-model")
+def fetch_model_command(
+    name: str = DEFAULT_MODEL, *, model_cache: Annotated[Path | None, Parameter(name="--model-cache")] = None
+) -> int:
+    """Fetch a known model into the cache and print its folder. Safe to repeat.
+
+    Args:
+        name: name of a known model.
+        model_cache: folder of fetched models. Default: ~/.cache/forwardplane/models.
+    """
+    console = Console(stderr=True)
+    with console.status(f"fetching {name}") as status:
+        folder = fetch_model(name, cache=model_cache, progress=status.update)
+    Console(soft_wrap=True).print(str(folder.path), highlight=False)
+    return exit_codes.OK
+
+
+def run(call: Callable[[], object], console: Console) -> int:
+    """What `call` returns as an exit code; an error becomes one line on `console`."""
+    try:
+        code = call()
+    except CycloptsError:
+        return exit_codes.USAGE
+    except EngineError as error:
+        console.print(f"forwardplane: {error.message}", style="red", highlight=False, markup=False)
+        return exit_codes.exit_code(error)
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    return code if isinstance(code, int) else exit_codes.OK
+
+
+def main() -> None:
+    """Entry point of the `forwardplane` command."""
+    console = Console(stderr=True, soft_wrap=True)
+    sys.exit(run(lambda: app(exit_on_error=False, result_action="return_value"), console))

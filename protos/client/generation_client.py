@@ -1,0 +1,219 @@
+"""GenerationClient and AsyncGenerationClient: what callers import to talk to a scheduler.
+
+Both raise the error taxonomy of `protos.wire.errors`, never a `grpc.RpcError`. A stream that the caller stops reading
+is cancelled on the server. Neither keeps state beyond its channel.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from protos.client.messages import (
+    Chat,
+    Chunk,
+    GenerateOptions,
+    Generation,
+    Load,
+    ModelDescription,
+    Prompt,
+    chat_prompt,
+    chunk_from,
+    generate_request,
+    generation_from,
+    load_from,
+    model_from,
+)
+from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
+from protos.service.channel import caller_channel, sync_caller_channel
+from protos.service.status import from_rpc_error
+
+DEFAULT_OPTIONS = GenerateOptions()
+UNARY_TIMEOUT_S = 30.0
+
+
+class GenerationClient:
+    """Blocking client of one scheduler. Safe to share between threads; close it, or use it as a context manager."""
+
+    def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
+        """Open a lazy channel; nothing is sent yet.
+
+        Args:
+            target: `HOST:PORT` of a scheduler edge, or any gRPC target.
+            timeout_s: deadline of each generation in seconds; None leaves it to the server (600 s).
+        """
+        self._target = target
+        self._timeout_s = timeout_s
+        self._channel = sync_caller_channel(target)
+        self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; running streams are cancelled."""
+        self._channel.close()
+
+    def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
+        """Chunks as the server releases them; the last one carries finish, usage and seed.
+
+        Raises:
+            EngineError: the class that the server raised, or UnavailableError when no server answers.
+        """
+        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s)
+        try:
+            for message in call:
+                yield chunk_from(message)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        finally:
+            call.cancel()
+
+    def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
+        """Whole answers, in the order of the prompts.
+
+        Raises:
+            EngineError: as `stream`; one refused prompt refuses the call.
+        """
+        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        try:
+            reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return [generation_from(message) for message in reply.generations]
+
+    def abort(self, request_id: str) -> None:
+        """End a running request of this caller.
+
+        Raises:
+            UnknownRequest: nothing with that id runs.
+        """
+        try:
+            self._stub.Abort(generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+
+    def tokenize(self, prompt: str | Chat) -> list[int]:
+        """Ids of a text, or of a chat through the model's template."""
+        try:
+            reply = self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return list(reply.token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        try:
+            reply = self._stub.Detokenize(generate_pb2.DetokenizeRequest(token_ids=token_ids), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return reply.text
+
+    def model(self) -> ModelDescription:
+        """What the server serves."""
+        try:
+            return model_from(self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+
+    def load(self) -> Load:
+        """How busy the server and its workers are."""
+        try:
+            return load_from(self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+
+
+class AsyncGenerationClient:
+    """Asyncio client of one scheduler, for one event loop. Close it, or use it with `async with`."""
+
+    def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
+        """Open a lazy channel; arguments as for `GenerationClient`."""
+        self._target = target
+        self._timeout_s = timeout_s
+        self._channel = caller_channel(target)
+        self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; running streams are cancelled."""
+        await self._channel.close()
+
+    async def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> AsyncIterator[Chunk]:
+        """As `GenerationClient.stream`."""
+        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s)
+        try:
+            async for message in call:
+                yield chunk_from(message)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        finally:
+            call.cancel()
+
+    async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
+        """As `GenerationClient.generate`."""
+        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        try:
+            reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return [generation_from(message) for message in reply.generations]
+
+    async def abort(self, request_id: str) -> None:
+        """As `GenerationClient.abort`."""
+        try:
+            await self._stub.Abort(generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+
+    async def tokenize(self, prompt: str | Chat) -> list[int]:
+        """As `GenerationClient.tokenize`."""
+        try:
+            reply = await self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return list(reply.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """As `GenerationClient.detokenize`."""
+        request = generate_pb2.DetokenizeRequest(token_ids=token_ids)
+        try:
+            reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return reply.text
+
+    async def model(self) -> ModelDescription:
+        """As `GenerationClient.model`."""
+        try:
+            return model_from(await self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+
+    async def load(self) -> Load:
+        """As `GenerationClient.load`."""
+        try:
+            return load_from(await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+
+
+def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:
+    """The wire form of a text or chat to be tokenised."""
+    if isinstance(prompt, str):
+        return generate_pb2.TokenizeRequest(text=prompt)
+    return generate_pb2.TokenizeRequest(chat=chat_prompt(prompt))

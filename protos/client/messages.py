@@ -1,0 +1,299 @@
+"""What callers hold: prompts, options, chunks and generations as frozen types, and their wire form.
+
+Shared by the sync and the asyncio client, so that both say the same thing. Knows no channel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos.forwardplane.v1 import generate_pb2, sampling_pb2
+from protos.wire.enums import FinishReason, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat prompt: (role, content) pairs, rendered by the model's own template on the server."""
+
+    messages: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def user(content: str) -> "Chat":
+        """One question of a user."""
+        return Chat((("user", content),))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt of token ids, taken as they are."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = str | Chat | TokenIds
+"""Text is raw: no template is applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What a caller may say about one request. `None` leaves the choice to the server."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Log-probabilities of output tokens with this many best alternatives."""
+    keep_special_tokens: bool = False
+    model: str | None = None
+    client_tag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one output token; `top` is best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why and by what a request ended."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one message of a stream released."""
+
+    request_id: str
+    first_pos: int
+    token_ids: tuple[int, ...]
+    text: str
+    text_offset: int
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish | None
+    usage: Usage | None
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A whole answer."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish
+    usage: Usage
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What a server serves."""
+
+    name: str
+    context_tokens: int
+    vocab_size: int
+    logits_width: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    dtype: str
+    numerics: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """One worker as the scheduler sees it. `plans` and what follows are totals since it was attached."""
+
+    name: str
+    state: WorkerState | None
+    device: str
+    dtype: str
+    numerics: str
+    kernels: str
+    requests_running: int
+    pages: int
+    pages_used: int
+    plans_in_flight: int
+    plans: int
+    plan_rows: int
+    plan_bytes: int
+    graph_replays: int
+    graph_misses: int
+    padded_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a server is."""
+
+    requests_running: int
+    requests_waiting: int
+    kv_usage: float
+    workers: tuple[WorkerLoad, ...] = field(default=())
+
+
+def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateRequest:
+    """The wire form of one request; unset options stay absent."""
+    message = generate_pb2.GenerateRequest(
+        sampling=_sampling(options),
+        stop=_stop(options),
+        model=options.model,
+        client_tag=options.client_tag,
+        logprobs=options.logprobs,
+        keep_special_tokens=True if options.keep_special_tokens else None,
+    )
+    if isinstance(prompt, str):
+        message.text = prompt
+    elif isinstance(prompt, Chat):
+        message.chat.CopyFrom(chat_prompt(prompt))
+    else:
+        message.tokens.ids.extend(prompt.ids)
+        message.tokens.SetInParent()
+    return message
+
+
+def chat_prompt(chat: Chat) -> generate_pb2.ChatPrompt:
+    """The wire form of a chat prompt."""
+    return generate_pb2.ChatPrompt(
+        messages=[generate_pb2.ChatMessage(role=role, content=content) for role, content in chat.messages]
+    )
+
+
+def _sampling(options: GenerateOptions) -> sampling_pb2.SamplingParameters:
+    return sampling_pb2.SamplingParameters(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+
+
+def _stop(options: GenerateOptions) -> sampling_pb2.StopParameters:
+    return sampling_pb2.StopParameters(
+        max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
+        stop_strings=options.stop_strings,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=True if options.ignore_eos else None,
+    )
+
+
+def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
+    """One message of a stream."""
+    return Chunk(
+        request_id=message.request_id,
+        first_pos=message.first_pos,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        text_offset=message.text_offset,
+        logprobs=_logprobs(message.logprobs),
+        finish=_finish(message.finish) if message.HasField("finish") else None,
+        usage=_usage(message.usage) if message.HasField("usage") else None,
+        seed=message.seed if message.HasField("seed") else None,
+    )
+
+
+def generation_from(message: generate_pb2.Generation) -> Generation:
+    """One whole answer."""
+    return Generation(
+        request_id=message.request_id,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=_logprobs(message.logprobs),
+        finish=_finish(message.finish),
+        usage=_usage(message.usage),
+        seed=message.seed,
+    )
+
+
+def model_from(message: generate_pb2.GetModelReply) -> ModelDescription:
+    """What a server serves."""
+    return ModelDescription(
+        name=message.name,
+        context_tokens=message.context_tokens,
+        vocab_size=message.vocab_size,
+        logits_width=message.logits_width,
+        eos_token_ids=tuple(message.eos_token_ids),
+        has_chat_template=message.has_chat_template,
+        dtype=message.dtype,
+        numerics=message.numerics,
+        version=message.version,
+    )
+
+
+def load_from(message: generate_pb2.GetLoadReply) -> Load:
+    """How busy a server is."""
+    return Load(
+        requests_running=message.requests_running,
+        requests_waiting=message.requests_waiting,
+        kv_usage=message.kv_usage,
+        workers=tuple(_worker_load(worker) for worker in message.workers),
+    )
+
+
+def _worker_load(message: generate_pb2.WorkerLoad) -> WorkerLoad:
+    return WorkerLoad(
+        name=message.name,
+        state=WorkerState(message.state) if message.state else None,
+        device=message.device,
+        dtype=message.dtype,
+        numerics=message.numerics,
+        kernels=message.kernels,
+        requests_running=message.requests_running,
+        pages=message.pages,
+        pages_used=message.pages_used,
+        plans_in_flight=message.plans_in_flight,
+        plans=message.plans,
+        plan_rows=message.plan_rows,
+        plan_bytes=message.plan_bytes,
+        graph_replays=message.graph_replays,
+        graph_misses=message.graph_misses,
+        padded_tokens=message.padded_tokens,
+    )
+
+
+def _logprobs(messages: Sequence[sampling_pb2.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(item.token_id, item.logprob, tuple((best.token_id, best.logprob) for best in item.top))
+        for item in messages
+    )
+
+
+def _usage(message: sampling_pb2.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.cached_tokens, message.output_tokens)
+
+
+def _finish(message: sampling_pb2.Finish) -> Finish:
+    matched = message.WhichOneof("matched")
+    return Finish(
+        reason=FinishReason(message.reason),
+        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
+        stop_string=message.stop_string if matched == "stop_string" else None,
+    )

@@ -1,0 +1,195 @@
+"""`forwardplane serve`: one scheduler and its workers on this machine, as separate processes of one group.
+
+Parses and starts; imports neither service. The model is fetched first, so that the processes only read files.
+"""
+
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, validators
+from rich.console import Console
+
+from protos.client.fetch_model import fetch_model, prepare_folder
+from protos.client.process_group import ProcessGroup, ServiceCommand
+from protos.service.model_files import ModelFolder
+from protos.wire.errors import FaultError, InvalidRequest
+
+GENERATION_SERVICE = "forwardplane.v1.GenerationService"
+WORKER_SERVICE = "forwardplane.v1.WorkerService"
+DEFAULT_MODEL = "smollm2-135m-instruct"
+START_TIMEOUT_S = 300.0
+
+Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What to serve, how, and on which ports. Worker i takes its three worker ports + i."""
+
+    model: str = DEFAULT_MODEL
+    """Name of a known model (see `fetch-model`), a model folder, or a .gguf file."""
+    model_cache: Path | None = None
+    """Folder of fetched models. Default: ~/.cache/forwardplane/models."""
+    device: Literal["cpu"] = "cpu"
+    """Where workers run."""
+    numerics: Literal["fast", "reproducible"] = "fast"
+    """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of weights and KV."""
+    host: str = "127.0.0.1"
+    """Address that callers reach."""
+    port: Port = 50051
+    """gRPC port of callers."""
+    health_port: Port = 50052
+    """Plaintext gRPC health port of the scheduler."""
+    metrics_port: Port = 9464
+    """HTTP port of the scheduler core's metrics."""
+    edge_metrics_port: Port = 9440
+    """HTTP port of the first edge's metrics."""
+    workers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=16))] = 1
+    """Worker processes."""
+    worker_port: Port = 50100
+    """gRPC port of the first worker."""
+    worker_health_port: Port = 50150
+    """Plaintext gRPC health port of the first worker."""
+    worker_metrics_port: Port = 9465
+    """HTTP port of the first worker's metrics."""
+    budget_tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=16, lte=65536))] = None
+    """Prefill tokens of one plan, fixed. Default: the scheduler's own choice."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """What the processes log to stderr."""
+
+
+def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
+    """The folder of the model to serve, fetched or prepared when it is not there yet.
+
+    Raises:
+        InvalidModelFile, UnknownModel: the name or the files cannot be used.
+    """
+    path = Path(options.model)
+    with console.status(f"model {options.model}") as status:
+
+        def show(message: str) -> None:
+            status.update(message)
+
+        if path.exists():
+            return prepare_folder(path, cache=options.model_cache, progress=show)
+        return fetch_model(options.model, cache=options.model_cache, progress=show)
+
+
+def service_commands(options: ServeOptions, folder: ModelFolder) -> list[ServiceCommand]:
+    """The processes of the group, workers first."""
+    _check_ports(options)
+    workers = [_worker_command(options, folder, index) for index in range(options.workers)]
+    return [*workers, _scheduler_command(options, folder)]
+
+
+def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> ServiceCommand:
+    arguments = {
+        "--model": str(folder.path),
+        "--device": options.device,
+        "--numerics": options.numerics,
+        "--dtype": options.dtype,
+        "--port": str(options.worker_port + index),
+        "--health-port": str(options.worker_health_port + index),
+        "--metrics-port": str(options.worker_metrics_port + index),
+        "--log-level": options.log_level,
+    }
+    return ServiceCommand(
+        name=f"worker {index}",
+        arguments=("-m", "worker_svc", *_flags(arguments)),
+        health_target=f"127.0.0.1:{options.worker_health_port + index}",
+        health_service=WORKER_SERVICE,
+    )
+
+
+def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCommand:
+    arguments = {
+        "--model": str(folder.path),
+        "--host": options.host,
+        "--port": str(options.port),
+        "--health-port": str(options.health_port),
+        "--metrics-port": str(options.metrics_port),
+        "--edge-metrics-port": str(options.edge_metrics_port),
+        "--workers": ",".join(f"127.0.0.1:{options.worker_port + index}" for index in range(options.workers)),
+        "--log-level": options.log_level,
+    }
+    if options.budget_tokens is not None:
+        arguments["--budget-tokens"] = str(options.budget_tokens)
+    return ServiceCommand(
+        name="scheduler",
+        arguments=("-m", "scheduler_svc", *_flags(arguments)),
+        health_target=f"127.0.0.1:{options.health_port}",
+        health_service=GENERATION_SERVICE,
+    )
+
+
+def _flags(arguments: dict[str, str]) -> list[str]:
+    return [part for pair in arguments.items() for part in pair]
+
+
+def _check_ports(options: ServeOptions) -> None:
+    taken: dict[int, str] = {}
+    single = ("port", "health_port", "metrics_port", "edge_metrics_port")
+    ports = [(name, getattr(options, name)) for name in single]
+    for index in range(options.workers):
+        ports += [(f"{name} + {index}", getattr(options, name) + index) for name in _WORKER_PORTS]
+    for name, port in ports:
+        if port in taken:
+            raise InvalidRequest(f"port {port} is asked for twice: {taken[port]} and {name}", field=name)
+        taken[port] = name
+
+
+_WORKER_PORTS = ("worker_port", "worker_health_port", "worker_metrics_port")
+
+
+def serve(options: ServeOptions, console: Console) -> int:
+    """Run until a signal or a dead child. Returns the exit code.
+
+    Raises:
+        EngineError: the model, a port or a process is not usable.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    group = ProcessGroup()
+    begin = time.monotonic()
+    try:
+        group.start(service_commands(options, resolve_model(options, console)))
+        start_serving(group, console, stop)
+        if not stop.is_set():
+            console.print(f"serving {options.model} on {options.host}:{options.port}", highlight=False)
+            console.print(f"ready after {time.monotonic() - begin:.1f} s; Ctrl-C stops", style="dim", highlight=False)
+        while not stop.wait(0.5):
+            group.check_alive()
+    finally:
+        code = group.stop()
+    return 0 if code == 0 else 1
+
+
+def start_serving(group: ProcessGroup, console: Console, stop: threading.Event) -> None:
+    """Wait until everything serves, showing for what; returns early when `stop` is set.
+
+    Raises:
+        EngineError: a process ended or did not serve in time.
+    """
+    with console.status("starting") as status:
+
+        def show(name: str, elapsed_s: float) -> None:
+            status.update(f"waiting for {name} ({elapsed_s:.0f} s)")
+            if stop.is_set():
+                raise _Stopped("stopped while starting")
+
+        try:
+            group.wait_serving(timeout_s=START_TIMEOUT_S, progress=show)
+        except _Stopped:
+            return
+
+
+class _Stopped(FaultError):
+    """A signal arrived while starting."""

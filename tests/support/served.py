@@ -1,0 +1,73 @@
+"""Real services as processes for end-to-end tests: the same commands that `forwardplane serve` runs, on free ports."""
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator
+
+import psutil
+from rich.console import Console
+
+from protos.client.process_group import ProcessGroup
+from protos.client.serve_command import ServeOptions, resolve_model, service_commands
+
+PORT_FIELDS = (
+    "port",
+    "health_port",
+    "metrics_port",
+    "edge_metrics_port",
+    "worker_port",
+    "worker_health_port",
+    "worker_metrics_port",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A running group and where to find it."""
+
+    options: ServeOptions
+    group: ProcessGroup
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.options.port}"
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the group, children of children included."""
+        roots = [psutil.Process(pid) for pid in self.group.pids()]
+        return [process for root in roots for process in (root, *root.children(recursive=True))]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, each the first of a run of four so that `+ index` is free as well."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            held = stack.enter_context(socket.socket())
+            held.bind(("127.0.0.1", 0))
+            port = held.getsockname()[1]
+            if all(abs(port - other) > 4 for other in ports):
+                ports.append(port)
+    return ports
+
+
+def on_free_ports(options: ServeOptions) -> ServeOptions:
+    return dataclasses.replace(options, **dict(zip(PORT_FIELDS, free_ports(len(PORT_FIELDS)), strict=True)))
+
+
+@contextlib.contextmanager
+def served(**choices: object) -> Iterator[Served]:
+    """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code."""
+    options = on_free_ports(ServeOptions(**{"numerics": "reproducible", **choices}))  # type: ignore[arg-type]
+    console = Console(quiet=True)
+    group = ProcessGroup()
+    try:
+        group.start(service_commands(options, resolve_model(options, console)))
+        group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
+        yield Served(options, group)
+        group.check_alive()
+    except BaseException:
+        group.stop()
+        raise
+    assert group.stop() == 0
