@@ -85,6 +85,28 @@ class InvalidModelFile(CallerError):
     blast = "worker"
 
 
+class CannotListen(CallerError):
+    """An address this process may not or cannot listen on."""
+
+    reason = "CANNOT_LISTEN"
+    status = "FAILED_PRECONDITION"
+    blast = "worker"
+
+
+class PortInUse(CannotListen):
+    """Another process listens on that port."""
+
+    reason = "PORT_IN_USE"
+
+
+class ForeignPackage(CallerError):
+    """Another distribution has installed a package under a name of ours."""
+
+    reason = "FOREIGN_PACKAGE"
+    status = "FAILED_PRECONDITION"
+    blast = "worker"
+
+
 class NotOffered(CallerError):
     """A whole call or option that this release does not offer."""
 
@@ -181,6 +203,18 @@ class Draining(UnavailableError):
     reason = "DRAINING"
 
 
+class NoServer(UnavailableError):
+    """Nothing listens at that address. Made on the client side."""
+
+    reason = "NO_SERVER"
+
+
+class ConnectionLost(UnavailableError):
+    """The connection broke, or the peer stopped answering pings. Made on the client side."""
+
+    reason = "CONNECTION_LOST"
+
+
 class DeadlinePassed(EngineError):
     """The request's time is over."""
 
@@ -220,3 +254,14 @@ class InternalFault(FaultError):
     """A bug that was caught at a border."""
 
     reason = "INTERNAL_FAULT"
+
+
+def error_classes() -> dict[str, type[EngineError]]:
+    """Every class of the taxonomy by its `reason`."""
+    classes: dict[str, type[EngineError]] = {EngineError.reason: EngineError}
+    waiting = list(EngineError.__subclasses__())
+    while waiting:
+        found = waiting.pop()
+        classes[found.reason] = found
+        waiting.extend(found.__subclasses__())
+    return classes
