@@ -4,11 +4,11 @@ Knows nothing of where values come from; `protos.service.config` loads them.
 """
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from protos.service.config import ConfigGroup, UserPath
 from protos.wire.limits import MAX_DEADLINE_S
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -37,11 +37,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ProcessConfig(_Group):
+class ProcessConfig(ConfigGroup):
     """The processes of one scheduler and how they end. Read by the parent and by each composition root."""
 
     role: Role = Field(default=Role.PARENT, description="Which process this is; the parent starts core and edges.")
@@ -52,7 +48,7 @@ class ProcessConfig(_Group):
     parent_fd: int = Field(
         default=-1, ge=-1, description="Descriptor that ends with the parent; -1 = none. Set by the parent."
     )
-    socket_dir: Path | None = Field(
+    socket_dir: UserPath | None = Field(
         default=None, description="Folder for the core's private socket folder. Default: temporary."
     )
     drain_timeout_s: Seconds = Field(
@@ -63,16 +59,16 @@ class ProcessConfig(_Group):
     )
 
 
-class ModelConfig(_Group):
+class ModelConfig(ConfigGroup):
     """Which model is served. Read by the core (fingerprints) and the edges (tokenizer, template)."""
 
     model: str = Field(default="smollm2-135m-instruct", description="Model name, or path of a model folder.")
-    model_cache: Path | None = Field(
+    model_cache: UserPath | None = Field(
         default=None, description="Folder of fetched models. Default: ~/.cache/forwardplane/models."
     )
 
 
-class EdgeConfig(_Group):
+class EdgeConfig(ConfigGroup):
     """The callers' side. Read by the edges."""
 
     host: str = Field(default="127.0.0.1", description="Address the callers' gRPC port listens on.")
@@ -86,7 +82,7 @@ class EdgeConfig(_Group):
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
 
 
-class CoreConfig(_Group):
+class CoreConfig(ConfigGroup):
     """Scheduling. Read by the core."""
 
     budget_tokens: int | None = Field(
@@ -95,15 +91,15 @@ class CoreConfig(_Group):
     max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
 
 
-class LinksConfig(_Group):
+class LinksConfig(ConfigGroup):
     """Connections to the workers. Read by the worker links."""
 
-    workers: str = Field(default="127.0.0.1:50100", description="Workers, HOST:PORT separated by commas.")
+    workers: tuple[str, ...] = Field(default=("127.0.0.1:50100",), description="Workers, HOST:PORT each.")
     epoch_source: EpochSourceKind = Field(
         default=EpochSourceKind.WORKERS,
         description="file: a counter file; workers: above what workers saw (one scheduler only).",
     )
-    epoch_file: Path | None = Field(default=None, description="Counter file of the epoch source `file`.")
+    epoch_file: UserPath | None = Field(default=None, description="Counter file of the epoch source `file`.")
     attach_timeout_s: Seconds = Field(default=10.0, description="Most seconds one attach may take.")
     open_timeout_s: Seconds = Field(
         default=5.0, description="Most seconds opening or writing to the plan stream may take."
@@ -118,22 +114,21 @@ class LinksConfig(_Group):
         default=2.75, description="Seconds without a report after which a worker counts as lost."
     )
     reattach_min_s: Seconds = Field(default=0.1, description="First pause before attaching again.")
-    reattach_max_s: Seconds = Field(default=5.0, description="Longest pause before attaching again.")
+    reattach_max_s: Seconds = Field(default=1.0, description="Longest pause before attaching again.")
 
     @field_validator("workers")
     @classmethod
-    def _check_workers(cls, value: str) -> str:
-        addresses = [address.strip() for address in value.split(",") if address.strip()]
-        if not addresses:
+    def _check_workers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
             raise ValueError("names no worker")
-        if len(set(addresses)) != len(addresses):
+        if len(set(value)) != len(value):
             raise ValueError("names a worker twice")
-        for address in addresses:
+        for address in value:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) <= 65535:
                 message = f"{address!r} is not HOST:PORT"
                 raise ValueError(message)
-        return ",".join(addresses)
+        return value
 
     @model_validator(mode="after")
     def _check_epoch_file(self) -> "LinksConfig":
@@ -141,13 +136,8 @@ class LinksConfig(_Group):
             raise ValueError("epoch_source file needs epoch_file")
         return self
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The workers in order."""
-        return tuple(self.workers.split(","))
 
-
-class ObservabilityConfig(_Group):
+class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by each composition root."""
 
     metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
@@ -155,7 +145,7 @@ class ObservabilityConfig(_Group):
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")
 
 
-class SchedulerConfig(_Group):
+class SchedulerConfig(ConfigGroup):
     """Everything. Only composition roots hold it."""
 
     process: ProcessConfig = ProcessConfig()

@@ -1,0 +1,168 @@
+"""The scheduler's link to one worker: attaches, serves terms, attaches again.
+
+Explicit state: attaching -> serving (a session) -> pause -> attaching. Knows nothing of requests.
+Guards: (epoch, term) rises at each attach, so nothing of an ended term can be mistaken for the next one's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from protos.wire.enums import WorkerState
+from protos.wire.errors import EngineError, StaleEpoch
+from protos.wire.plan import ForwardPlan
+from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.links.epoch import EpochSource
+from scheduler_svc.links.fingerprints import ExpectedModel, check_model
+from scheduler_svc.links.session import LinkListener, SessionParts, SessionSettings, WorkerSession
+from scheduler_svc.links.statistics import LinkCounts
+from scheduler_svc.links.worker_calls import Term, WorkerCalls
+from scheduler_svc.metrics import LinkMetrics
+
+_logger = logging.getLogger(__name__)
+
+
+class FencedListener(LinkListener, Protocol):
+    """What the link tells beside a session's events."""
+
+    def worker_fenced(self, worker: str, error: StaleEpoch) -> None:
+        """Another scheduler has taken this worker: this one must end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """Time limits of one link."""
+
+    session: SessionSettings
+    attach_timeout_s: float
+    reattach_min_s: float
+    reattach_max_s: float
+    scheduler_name: str
+    """Unique for this process's life: an attach of another life is never an identical retry of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkParts:
+    """What the composition root gives each link."""
+
+    listener: FencedListener
+    metrics: LinkMetrics
+    epoch: EpochSource
+    expected: ExpectedModel
+    open_channel: Callable[[str], grpc.aio.Channel]
+    clock: Callable[[], float]
+
+
+class WorkerLink:
+    """One for each configured worker address, for the core's life."""
+
+    def __init__(self, worker: str, *, settings: LinkSettings, parts: LinkParts) -> None:
+        self.worker = worker
+        self.counts = LinkCounts()
+        self._settings = settings
+        self._parts = parts
+        self._session: WorkerSession | None = None
+        self._term = 0
+        self._was_attached = False
+        self._last_failure = ""
+        self._pause_s = settings.reattach_min_s
+        parts.metrics.set_state(None)
+
+    @property
+    def info(self) -> WorkerInfo | None:
+        """What the attached worker said of itself; None while none is."""
+        return None if self._session is None else self._session.info
+
+    @property
+    def state(self) -> WorkerState | None:
+        """The attached worker's state; None while none is."""
+        return None if self._session is None else self._session.state
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans without a result."""
+        return 0 if self._session is None else self._session.num_in_flight
+
+    def send(self, plan: ForwardPlan) -> None:
+        """Send a plan of the current term. While the worker is lost it goes nowhere: the core is being told."""
+        if self._session is not None:
+            self._session.send(plan)
+
+    async def run(self) -> None:
+        """Keep the worker attached until cancelled, or until another scheduler has it."""
+        while True:
+            error = await self._one_term()
+            if isinstance(error, StaleEpoch) and not self._may_overtake(error):
+                self._parts.listener.worker_fenced(self.worker, error)
+                return
+            await self._pause()
+
+    async def _one_term(self) -> EngineError:
+        """Attach and serve; returns why it ended or did not begin. Each try has its own channel and its own term."""
+        self._term += 1
+        calls = WorkerCalls(self._parts.open_channel(self.worker))
+        try:
+            term = await self._attach(calls)
+            return await self._serve(calls, term)
+        except EngineError as error:
+            self._attach_failed(error)
+            return error
+        finally:
+            await calls.close()
+
+    async def _attach(self, calls: WorkerCalls) -> Term:
+        epoch = self._parts.epoch.current()
+        info = await calls.attach(
+            epoch=epoch,
+            term=self._term,
+            scheduler_name=self._settings.scheduler_name,
+            timeout_s=self._settings.attach_timeout_s,
+        )
+        check_model(info, self._parts.expected)
+        return Term(worker=self.worker, epoch=epoch, term=self._term, info=info)
+
+    async def _serve(self, calls: WorkerCalls, term: Term) -> EngineError:
+        _logger.info("worker attached", extra={"worker": self.worker, "epoch": term.epoch, "term": term.term})
+        self._was_attached = True
+        self._last_failure = ""
+        self._parts.metrics.workers.epoch.set(term.epoch)
+        begun = self._parts.clock()
+        session_parts = SessionParts(
+            listener=self._parts.listener,
+            metrics=self._parts.metrics,
+            counts=self.counts,
+            settings=self._settings.session,
+            clock=self._parts.clock,
+        )
+        self._session = WorkerSession(calls, term=term, parts=session_parts)
+        try:
+            reason = await self._session.run()
+        finally:
+            self._session = None
+        if self._parts.clock() - begun > self._settings.reattach_max_s:
+            self._pause_s = self._settings.reattach_min_s
+        self._parts.metrics.lost(reason.reason)
+        extra = {"worker": self.worker, "term": term.term, "reason": reason.reason, "error": reason.message}
+        _logger.warning("worker lost", extra=extra)
+        return reason
+
+    def _may_overtake(self, error: StaleEpoch) -> bool:
+        """Whether a refused pair may be answered with a higher epoch: before service only."""
+        return not self._was_attached and self._parts.epoch.overtake(error.highest_epoch)
+
+    def _attach_failed(self, error: EngineError) -> None:
+        """Count it; say it once for each reason, so a worker that stays away does not fill the log."""
+        self._parts.metrics.attach_refused(error.reason)
+        if error.reason != self._last_failure:
+            self._last_failure = error.reason
+            extra = {"worker": self.worker, "reason": error.reason, "field": error.field, "error": error.message}
+            _logger.warning("worker cannot be attached, trying on", extra=extra)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, self._settings.reattach_max_s)
