@@ -33,6 +33,8 @@ class EngineError(Exception):
         self.plan_seq = plan_seq
         self.rows = rows
         self.retry_after_ms = retry_after_ms
+        self.error_id = ""
+        """Set by the border that logged the cause, so that a report and the log line can be joined."""
 
 
 class CallerError(EngineError):

@@ -1,0 +1,47 @@
+"""Client channels with explicit limits. Knows no service of ours.
+
+The plan channel notices a stopped peer within three seconds; the caller channel leaves pings at gRPC's defaults, since
+the callers' port answers frequent ones with GOAWAY.
+"""
+
+import grpc
+
+from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES, MAX_PLAN_BYTES, MAX_RESULT_BYTES
+
+_PLAN_BYTES = max(MAX_PLAN_BYTES, MAX_RESULT_BYTES)
+
+_PLAN_OPTIONS = (
+    ("grpc.max_receive_message_length", _PLAN_BYTES),
+    ("grpc.max_send_message_length", _PLAN_BYTES),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+_CALLER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_CALLER_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_CALLER_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def plan_channel(target: str) -> grpc.aio.Channel:
+    """A scheduler's own connection to one worker: never shared, never retried, never through a proxy."""
+    return grpc.aio.insecure_channel(target, options=_PLAN_OPTIONS)
+
+
+def caller_channel(target: str) -> grpc.aio.Channel:
+    """A caller's connection to a scheduler, for asyncio."""
+    return grpc.aio.insecure_channel(target, options=_CALLER_OPTIONS)
+
+
+def sync_caller_channel(target: str) -> grpc.Channel:
+    """A caller's connection to a scheduler, without asyncio."""
+    return grpc.insecure_channel(target, options=_CALLER_OPTIONS)
