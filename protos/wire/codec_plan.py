@@ -44,8 +44,6 @@ OPTIONAL_GROUPS: tuple[tuple[str, tuple[columns.Column, ...], Callable[..., Any]
 )
 """Groups that hold nothing but columns: field name, columns, frozen type."""
 
-INCARNATION_BYTES = 16
-
 
 def plan_to_proto(plan: ForwardPlan) -> plan_pb2.ForwardPlan:
     """The message of `plan`. Reserved groups have no frozen form and cannot be written: asserted."""
@@ -128,8 +126,8 @@ def identity_from_proto(message: plan_pb2.ForwardPlan | plan_pb2.ForwardResult) 
         InvalidPlan: it is absent, or its incarnation, seq or list lengths are out of range.
     """
     identity = message.identity
-    if len(identity.incarnation) != INCARNATION_BYTES:
-        text = f"identity.incarnation has {len(identity.incarnation)} bytes, not {INCARNATION_BYTES}"
+    if len(identity.incarnation) != limits.INCARNATION_BYTES:
+        text = f"identity.incarnation has {len(identity.incarnation)} bytes, not {limits.INCARNATION_BYTES}"
         raise InvalidPlan(text, field="identity.incarnation")
     if identity.seq < 1:
         raise InvalidPlan("identity.seq is 0, the first is 1", field="identity.seq")

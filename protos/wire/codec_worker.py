@@ -13,7 +13,6 @@ from protos.forwardplane.v1.plan_pb2 import ForwardMode as ProtoForwardMode
 from protos.forwardplane.v1.plan_pb2 import GraphPhase as ProtoGraphPhase
 from protos.forwardplane.v1.plan_pb2 import HiddenMode as ProtoHiddenMode
 from protos.wire import limits
-from protos.wire.codec_plan import INCARNATION_BYTES
 from protos.wire.enums import Feature, ForwardMode, GraphPhase, HiddenMode, SubPoolKind
 from protos.wire.errors import ProtocolMismatch
 from protos.wire.worker_info import Buckets, Fingerprints, SubPool, WorkerInfo, WorkerLimits
@@ -52,8 +51,8 @@ def info_from_proto(message: worker_pb2.AttachReply) -> WorkerInfo:
     Raises:
         ProtocolMismatch: an enum this release does not know, or a geometry that no plan could satisfy.
     """
-    if len(message.incarnation) != INCARNATION_BYTES:
-        text = f"incarnation has {len(message.incarnation)} bytes, not {INCARNATION_BYTES}"
+    if len(message.incarnation) != limits.INCARNATION_BYTES:
+        text = f"incarnation has {len(message.incarnation)} bytes, not {limits.INCARNATION_BYTES}"
         raise ProtocolMismatch(text, field="incarnation")
     if not 1 <= len(message.sub_pools) <= limits.MAX_SUB_POOLS:
         text = f"sub_pools has {len(message.sub_pools)} entries, allowed are 1 to {limits.MAX_SUB_POOLS}"

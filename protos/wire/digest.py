@@ -8,18 +8,16 @@ import struct
 
 import numpy as np
 
-from protos.wire import columns
+from protos.wire import columns, limits
 from protos.wire.codec_plan import OPTIONAL_GROUPS
 from protos.wire.plan import Forward, ForwardPlan, GraphChoice, Mask, PlanIdentity
-
-DIGEST_BYTES = 16
 
 
 class _Hasher:
     """Feeds named, length-prefixed parts to the hash, so that no two contents run together."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._hash = hashlib.blake2b(digest_size=limits.DIGEST_BYTES)
 
     def name(self, text: str) -> None:
         self._hash.update(struct.pack("<I", len(text)) + text.encode())
