@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from protos.wire.enums import ForwardMode
+from protos.wire.enums import ForwardMode, GraphRefusal
+from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_mode import traits_of
 
 Array = np.ndarray
@@ -135,6 +136,8 @@ class ForwardBatch:
     """What runs."""
     logical_mode: ForwardMode
     """What it was before padding relabelled it."""
+    graph: GraphChoice | GraphRefusal
+    """The plan's choice: the bucket to replay, or why none."""
     num_reqs: int
     num_tokens: int
     input_ids: Tensor

@@ -1,0 +1,56 @@
+"""The groups of a batch for the rows that sample now: how they do it, and which log-probabilities they return.
+
+Pure NumPy over the plan's columns; absent columns become their neutral values. Guards: the arrays are copies.
+"""
+
+import numpy as np
+
+from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
+from worker_svc.batch.forward_batch import LogprobGroup, SamplingGroup
+
+Array = np.ndarray
+
+_ALL_GREEDY = SamplingColumns()
+_NONE_WANTED = LogprobColumns()
+
+
+def sampling_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> SamplingGroup | None:
+    """Sampling of the rows `first_row + sampled` of the plan; None if no row samples."""
+    if not len(sampled):
+        return None
+    rows = first_row + sampled
+    columns = plan.sampling or _ALL_GREEDY
+    # Without seeds every row is greedy, whatever its temperature says.
+    temperatures = columns.temperatures if columns.seeds is not None else None
+    return SamplingGroup(
+        rows=_frozen(sampled),
+        positions=_frozen(plan.rows.seq_lens[rows].astype(np.int64) - 1),
+        temperatures=_column(temperatures, rows, neutral=np.float32(0)),
+        top_ks=_column(columns.top_ks, rows, neutral=np.uint32(0)),
+        top_ps=_column(columns.top_ps, rows, neutral=np.float32(1)),
+        min_ps=_column(columns.min_ps, rows, neutral=np.float32(0)),
+        seeds=_column(columns.seeds, rows, neutral=np.uint64(0)),
+        sample_indices=_column(plan.rows.sample_indices, rows, neutral=np.uint32(0)),
+    )
+
+
+def logprob_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> LogprobGroup | None:
+    """Log-probabilities of the rows `first_row + sampled` of the plan; None if no row wants any."""
+    columns = plan.logprobs or _NONE_WANTED
+    rows = first_row + sampled
+    wanted = _column(columns.output_wanted, rows, neutral=np.uint8(0)).astype(bool)
+    top_counts = _column(columns.output_top_counts, rows, neutral=np.uint8(0)).astype(np.int64)
+    if not (wanted.any() or top_counts.any()):
+        return None
+    return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts))
+
+
+def _column(column: Array | None, rows: Array, *, neutral: np.generic) -> Array:
+    if column is None:
+        return _frozen(np.full(len(rows), neutral))
+    return _frozen(column[rows])
+
+
+def _frozen(array: Array) -> Array:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,84 @@
+"""What the rows of one plan gave, filled forward by forward and packed as the result's columns.
+
+Made per plan by the worker and dropped with it. Guards: handle, attempt and position are echoed for every row; a row
+whose hidden state or logits are not finite is FAILED and carries no token, its mates do not notice.
+"""
+
+import numpy as np
+
+from protos.wire.enums import RowFailure, RowStatus
+from protos.wire.plan import ForwardPlan
+from protos.wire.result import ResultColumns, ResultLogprobs
+from worker_svc.batch.forward_batch import SamplingGroup
+from worker_svc.sampling.logprobs import SampledLogprobs
+from worker_svc.sampling.sampler import SampledRows
+
+Array = np.ndarray
+
+
+class RowResults:
+    """Rows of a plan; those no forward ran stay NONE."""
+
+    def __init__(self, plan: ForwardPlan) -> None:
+        num_rows = plan.rows.num_rows
+        self._plan = plan
+        self._statuses = np.full(num_rows, RowStatus.NONE, np.uint8)
+        self._token_ids = np.zeros(num_rows, np.int32)
+        self._finite = np.ones(num_rows, bool)
+        self._logprobs = np.zeros(num_rows, np.float32)
+        self._top: dict[int, tuple[Array, Array]] = {}
+
+    def add_sampled(self, sampled: SampledRows, group: SamplingGroup, *, first_row: int) -> None:
+        """Tokens of a forward whose first row is `first_row` of the plan."""
+        rows = first_row + group.rows
+        self._statuses[rows] = RowStatus.TOKEN
+        self._token_ids[rows] = sampled.token_ids
+        self._finite[rows] &= sampled.finite
+
+    def add_logprobs(self, logprobs: SampledLogprobs, group: SamplingGroup, *, first_row: int) -> None:
+        """Log-probabilities of that forward."""
+        rows = first_row + group.rows
+        self._logprobs[rows] = logprobs.tokens
+        ends = np.cumsum(logprobs.top_counts)
+        for k in np.flatnonzero(logprobs.top_counts):
+            span = slice(ends[k] - logprobs.top_counts[k], ends[k])
+            self._top[int(rows[k])] = (logprobs.top_ids[span], logprobs.top_values[span])
+
+    def add_finite(self, finite: Array, *, first_row: int) -> None:
+        """[num_reqs] bool of that forward: whether each row's last hidden state is finite, sampling or not."""
+        self._finite[first_row : first_row + len(finite)] &= finite
+
+    def columns(self) -> ResultColumns:
+        """Statuses, tokens and failures of all rows."""
+        rows = self._plan.rows
+        failed = ~self._finite
+        return ResultColumns(
+            handles=rows.handles.copy(),
+            attempts=rows.attempts.copy(),
+            positions=(rows.seq_lens - 1).astype(np.int32),
+            statuses=np.where(failed, np.uint8(RowStatus.FAILED), self._statuses),
+            token_ids=np.where(failed, np.int32(0), self._token_ids),
+            failures=np.where(failed, RowFailure.NAN, 0).astype(np.uint8) if failed.any() else None,
+            finite=self._finite.astype(np.uint8),
+        )
+
+    def logprobs(self) -> ResultLogprobs | None:
+        """What the plan asked for; None if it asked for nothing."""
+        wanted = self._plan.logprobs
+        if wanted is None:
+            return None
+        tops = {row: self._top[row] for row in sorted(self._top) if self._finite[row]}
+        counts = np.zeros(len(self._finite) + 1, np.uint32)
+        for row, (ids, _) in tops.items():
+            counts[row + 1] = len(ids)
+        has_top = wanted.output_top_counts is not None
+        return ResultLogprobs(
+            output=np.where(self._finite, self._logprobs, np.float32(0)) if wanted.output_wanted is not None else None,
+            output_top_indptr=np.cumsum(counts, dtype=np.uint32) if has_top else None,
+            output_top_ids=_joined([ids for ids, _ in tops.values()], np.int32) if has_top else None,
+            output_top_values=_joined([values for _, values in tops.values()], np.float32) if has_top else None,
+        )
+
+
+def _joined(parts: list[Array], dtype: type[np.generic]) -> Array:
+    return np.concatenate([np.empty(0, dtype), *parts])
