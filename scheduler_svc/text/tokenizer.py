@@ -1,0 +1,84 @@
+"""Text to ids and back, from a model folder's `tokenizer.json`.
+
+Wraps the `tokenizers` library. Knows nothing of prompts, templates or requests.
+"""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from protos.wire.errors import InvalidModelFile
+from scheduler_svc.text.detokenizer import IncrementalDecoder, byte_fallback_decoder, byte_level_decoder
+from scheduler_svc.text.pieces import ByteFallbackPieces, ByteLevelPieces, pieces_of
+
+_FIELD = "tokenizer.json"
+
+
+class TextTokenizer:
+    """Made once at start, shared by all requests. Its slow calls release the interpreter lock."""
+
+    def __init__(self, tokenizer: Tokenizer, pieces: ByteLevelPieces | ByteFallbackPieces) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = pieces
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @classmethod
+    def from_file(cls, path: Path) -> "TextTokenizer":
+        """The tokenizer of a model folder.
+
+        Raises:
+            InvalidModelFile: not a tokenizer file, or one whose decoder this release cannot stream.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            layout = json.loads(text)
+        except FileNotFoundError as error:
+            raise InvalidModelFile("the model folder has no tokenizer.json", field=_FIELD) from error
+        except (ValueError, OSError) as error:
+            raise InvalidModelFile("tokenizer.json cannot be read as JSON", field=_FIELD) from error
+        if not isinstance(layout, dict):
+            raise InvalidModelFile("tokenizer.json does not hold an object", field=_FIELD)
+        tokenizer = _parse(text)
+        return cls(tokenizer, pieces_of(tokenizer, layout))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that the tokenizer marks as special."""
+        return self._special_ids
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, nothing added."""
+        # The batch call is the one that releases the interpreter lock.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
+        """Text of all of `ids` at once."""
+        texts: list[str] = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=not keep_special)
+        return texts[0]
+
+    def decoder(self, *, keep_special: bool, silent_ids: frozenset[int] = frozenset()) -> IncrementalDecoder:
+        """A fresh decoder of one stream.
+
+        Args:
+            keep_special: special tokens give their text.
+            silent_ids: ids that give no text in any case.
+        """
+        skipped = silent_ids if keep_special else silent_ids | self._special_ids
+        if isinstance(self._pieces, ByteLevelPieces):
+            return byte_level_decoder(self._pieces.piece, skipped=skipped)
+        return byte_fallback_decoder(self._pieces, skipped=skipped)
+
+
+def _parse(text: str) -> Tokenizer:
+    # The library raises a bare Exception for whatever it dislikes; a future hands it over as a value.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        parsed = pool.submit(Tokenizer.from_str, text)
+        failure = parsed.exception()
+    if failure is not None:
+        raise InvalidModelFile("tokenizer.json does not describe a tokenizer", field=_FIELD) from failure
+    return parsed.result()
