@@ -17,11 +17,8 @@ from worker_svc.batch.forward_batch import ExtendGroup, ForwardBatch, PageGroup
 from worker_svc.batch.forward_mode import ModeTraits, traits_of
 from worker_svc.batch.positions import decode_positions, extend_positions, page_places, start_offsets, token_rows
 from worker_svc.batch.sampled_rows import logprob_group, sampling_group
-from worker_svc.batch.write_window import write_mask
 
 Array = np.ndarray
-
-_SINK_SLOT = 0
 
 
 class SlotTranslator(Protocol):
@@ -86,7 +83,6 @@ class BatchBuilder:
         seq_lens = _owned(plan.rows.seq_lens[rows])
         last_tokens = layout.starts[rows.start + 1 : rows.stop + 1] - (begin + 1)
         sampled = np.flatnonzero(plan.rows.samples[rows]) if traits.samples else np.empty(0, np.int64)
-        writes = _written(forward, layout, begin=begin, end=end)
         return ForwardBatch(
             forward_mode=forward.mode,
             logical_mode=forward.logical_mode,
@@ -98,7 +94,7 @@ class BatchBuilder:
             seq_lens=self._tensor(seq_lens),
             seq_lens_host=seq_lens,
             page_groups=tuple(
-                self._page_group(table, rows, out_cache_loc=np.where(writes, slot[begin:end], _SINK_SLOT))
+                self._page_group(table, rows, out_cache_loc=slot[begin:end])
                 for table, slot in zip(tables, slots, strict=True)
             ),
             logits_rows=self._tensor(last_tokens[sampled]),
@@ -158,14 +154,6 @@ def _positions(plan: ForwardPlan, rows: slice, *, traits: ModeTraits) -> Array:
     if traits.has_extend_group:
         return extend_positions(plan.rows.first_positions[rows], plan.rows.extend_lens[rows])
     return decode_positions(plan.rows.seq_lens[rows])
-
-
-def _written(forward: Forward, layout: _TokenLayout, *, begin: int, end: int) -> Array:
-    """[num_tokens] bool: which tokens of the forward write."""
-    if forward.write_window is None:
-        return np.ones(end - begin, bool)
-    columns = np.arange(begin, end) - layout.starts[layout.rows[begin:end]]
-    return write_mask(forward.write_window, token_begin=begin, columns=columns)
 
 
 def _start_positions(table: PageTable) -> Array:

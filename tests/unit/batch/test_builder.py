@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protos.wire.enums import GraphRefusal
-from protos.wire.plan import Forward, LogprobColumns, SamplingColumns, WriteWindow
+from protos.wire.plan import Forward, LogprobColumns, SamplingColumns
 from tests.support import plans
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
@@ -178,30 +178,6 @@ def test_sampling_and_logprobs_follow_the_rows_that_sample():
     assert batch.sampling.seeds.tolist() == [1, 2, 2**64 - 1]
     assert batch.logprobs.wanted.tolist() == [False, True, False]
     assert batch.logprobs.top_counts.tolist() == [0, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("window", "written"),
-    [
-        (WriteWindow(columns=(0, 1)), [1, 0, 0, 1, 0]),
-        (WriteWindow(columns=(1, 3)), [0, 1, 1, 0, 1]),
-        (WriteWindow(run=(2, 4)), [0, 0, 1, 1, 0]),
-        (WriteWindow(flat_index=plans.u32(0, 4)), [1, 0, 0, 0, 1]),
-    ],
-)
-def test_a_token_outside_the_write_window_writes_to_the_sink(window, written):
-    rows = [plans.extend(0, 3), plans.extend(4, 2)]
-    (everything,) = build(plans.make_plan(rows))
-    (batch,) = build(plans.make_plan(rows, forwards=[plans.whole_forward(rows, write_window=window)]))
-    slots = everything.page_groups[0].out_cache_loc
-    assert batch.page_groups[0].out_cache_loc.tolist() == (slots * torch.tensor(written)).tolist()
-
-
-def test_a_write_window_names_tokens_of_the_plan_not_of_the_forward():
-    rows = [plans.extend(0, 3), plans.extend(0, 2)]
-    second = plans.whole_forward(rows[1:], row_begin=1, row_end=2, write_window=WriteWindow(run=(4, 5)))
-    _, batch = build(plans.make_plan(rows, forwards=[plans.whole_forward(rows[:1]), second]))
-    assert (batch.page_groups[0].out_cache_loc == 0).tolist() == [True, False]
 
 
 def test_a_relabelled_decode_keeps_its_logical_mode():
