@@ -1,0 +1,84 @@
+"""The door of the core: may this request wait at all. Every refusal names field, value and limit."""
+
+from collections.abc import Callable
+
+from protos.wire.enums import Feature
+from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, QueueFull, UnsupportedFeature
+from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.state import SchedulerState
+
+_NEUTRAL_PENALTIES = (("repetition_penalty", 1.0), ("frequency_penalty", 0.0), ("presence_penalty", 0.0))
+
+
+def refusal(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    """Why the request is not taken; None if it is."""
+    for check in _CHECKS:
+        error = check(state, spec)
+        if error is not None:
+            return error
+    return None
+
+
+def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:
+    """Whether no known worker could ever hold the whole request."""
+    total = len(spec.prompt_ids) + spec.max_tokens
+    context = max(facts.info.limits.context_tokens for facts in state.known.values())
+    if total > context:
+        return NeverFits(f"prompt and max_tokens are {total} tokens, the context holds {context}", field="max_tokens")
+    capacity = max(facts.capacity_tokens for facts in state.known.values())
+    if total > capacity:
+        message = f"prompt and max_tokens are {total} tokens, the largest KV pool holds {capacity}"
+        return NeverFits(message, field="max_tokens")
+    return None
+
+
+def _check_loaded(state: SchedulerState, _spec: RequestSpec) -> EngineError | None:
+    if not state.known:
+        return Loading("no worker has been attached yet", retry_after_ms=state.settings.retry_after_ms)
+    return None
+
+
+def _check_numbers(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    if len(spec.prompt_ids) == 0:
+        return InvalidRequest("the prompt has 0 tokens, at least 1 is needed", field="prompt_ids")
+    if spec.max_tokens < 1:
+        return InvalidRequest(f"max_tokens is {spec.max_tokens}, at least 1 is needed", field="max_tokens")
+    width = min(facts.info.logits_width for facts in state.known.values())
+    low, high = int(spec.prompt_ids.min()), int(spec.prompt_ids.max())
+    if low < 0 or high >= width:
+        bad = low if low < 0 else high
+        return InvalidRequest(f"token id {bad} is not in [0, {width})", field="prompt_ids")
+    return None
+
+
+def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    for name, neutral in _NEUTRAL_PENALTIES:
+        value = getattr(spec.sampling, name)
+        if value != neutral:
+            return UnsupportedFeature(f"{name} is {value}, only {neutral} is supported", field=name)
+    if not spec.output_logprobs:
+        return None
+    infos = [facts.info for facts in state.known.values()]
+    if any(Feature.OUTPUT_LOGPROBS not in info.features for info in infos):
+        return UnsupportedFeature("the worker does not return log-probabilities", field="logprobs")
+    limit = min(info.limits.max_logprobs for info in infos)
+    if not 0 <= spec.top_logprobs <= limit:
+        return InvalidRequest(f"top_logprobs is {spec.top_logprobs}, the limit is {limit}", field="top_logprobs")
+    return None
+
+
+def _check_queue(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    settings = state.settings
+    waiting = len(state.waiting)
+    if waiting >= settings.max_waiting_requests:
+        message = f"{waiting} requests wait, the limit is {settings.max_waiting_requests}"
+        return QueueFull(message, field="max_waiting_requests", retry_after_ms=settings.retry_after_ms)
+    tokens = state.waiting.tokens + len(spec.prompt_ids)
+    if waiting and tokens > settings.max_waiting_tokens:
+        message = f"{tokens} tokens would wait, the limit is {settings.max_waiting_tokens}"
+        return QueueFull(message, field="max_waiting_tokens", retry_after_ms=settings.retry_after_ms)
+    return None
+
+
+_Check = Callable[[SchedulerState, RequestSpec], EngineError | None]
+_CHECKS: tuple[_Check, ...] = (_check_loaded, _check_numbers, _check_features, never_fits, _check_queue)

@@ -1,0 +1,85 @@
+"""Which rows the next plan of a worker carries.
+
+Every decode row that can go on rides in every plan and does not count towards the budget, so a decode row never waits
+for prefill. The budget buys prefill beside them: chunks that end on page borders, or at the end of what is known.
+"""
+
+from scheduler_svc.core.batch import Batch, PlannedRow
+from scheduler_svc.core.policy import choose_victim, raise_ratio
+from scheduler_svc.core.request import Request, RequestStatus
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.transitions import requeue
+from scheduler_svc.core.worker_state import WorkerState
+
+
+def next_batch(state: SchedulerState, worker: WorkerState) -> Batch | None:
+    """The rows of the worker's next plan; None if there is nothing to compute. Takes their pages."""
+    decode = _decode_rows(state, worker)
+    extend = _extend_rows(state, worker, num_decode=len(decode))
+    batch = Batch(decode=_still_current(decode), extend=_still_current(extend))
+    return batch if batch.decode or batch.extend else None
+
+
+def chunk_end(begin: int, *, known: int, budget: int, page_size: int) -> int:
+    """End of the chunk that starts at `begin`; at most `begin` if the budget buys nothing."""
+    if known - begin <= budget:
+        return known
+    return (begin + budget) // page_size * page_size
+
+
+def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]:
+    rows: list[PlannedRow] = []
+    resolves_references = worker.resolves_references
+    for request in list(worker.running.values()):
+        position = request.planned_len
+        if request.status is not RequestStatus.RUNNING or position >= request.final_kv_len:
+            continue
+        source = None
+        if position >= request.sampled_len:
+            if not resolves_references:
+                continue
+            source = request.sample_source
+        if not _has_pages(state, worker, request, seq_len=position + 1):
+            continue
+        rows.append(PlannedRow(request, request.attempt, position, seq_len=position + 1, samples=True, source=source))
+    return rows
+
+
+def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int) -> list[PlannedRow]:
+    rows: list[PlannedRow] = []
+    budget = min(worker.budget_tokens, worker.token_limit - num_decode)
+    prefilling = [request for request in worker.running.values() if request.status is RequestStatus.PREFILLING]
+    for request in prefilling:
+        if request.status is not RequestStatus.PREFILLING:  # retracted for the pages of one before it
+            continue
+        begin, known = request.planned_len, request.sampled_len
+        end = chunk_end(begin, known=known, budget=budget, page_size=worker.memory.page_size)
+        if end <= begin:
+            break
+        if _has_pages(state, worker, request, seq_len=end):
+            budget -= end - begin
+            rows.append(PlannedRow(request, request.attempt, begin, seq_len=end, samples=end == known, source=None))
+    return rows
+
+
+def _has_pages(state: SchedulerState, worker: WorkerState, request: Request, *, seq_len: int) -> bool:
+    """Pages for the row, by retracting others if need be. False if the request itself was retracted."""
+    holding = request.holding
+    assert holding is not None
+    if seq_len <= holding.allocated_len:
+        return True
+    while not worker.memory.can_grow(holding, seq_len):
+        victim = choose_victim(list(worker.running.values()))
+        assert victim is not None, "the oldest request does not fit a pool it was admitted to"
+        requeue(state, victim)
+        state.counters.retractions += 1
+        raise_ratio(state, list(worker.running.values()))
+        if victim is request:
+            return False
+    worker.memory.grow(holding, seq_len)
+    return True
+
+
+def _still_current(rows: list[PlannedRow]) -> list[PlannedRow]:
+    """Without rows whose request was retracted for another's pages after they were chosen."""
+    return [row for row in rows if row.attempt == row.request.attempt]

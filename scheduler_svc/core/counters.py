@@ -1,0 +1,58 @@
+"""Figures the shell exports as metrics: counters that only grow, and a snapshot of gauges."""
+
+from dataclasses import dataclass, field
+
+from protos.wire.enums import FinishReason
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreCounters:
+    """Since the process started."""
+
+    plans: int = 0
+    rows: int = 0
+    prefill_tokens: int = 0
+    """Planned in extend rows, re-prefills included."""
+    decode_tokens: int = 0
+    """Planned in decode rows."""
+    prompt_tokens: int = 0
+    """Of accepted requests."""
+    output_tokens: int = 0
+    """Released to streams."""
+    retractions: int = 0
+    """Requests that gave their pages back for lack of pages."""
+    migrations: int = 0
+    """Requests that lost their worker."""
+    failed_rows: int = 0
+    """Rows of the current attempt that failed or whose answer did not match."""
+    rejected_plans: int = 0
+    late_rows: int = 0
+    """Rows whose request had ended or moved on before their result: wasted work."""
+    late_results: int = 0
+    """Whole results of a term or seq that was not expected."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """By reason of the error taxonomy."""
+    finished: dict[FinishReason, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGauges:
+    """One attached worker."""
+
+    worker: str
+    requests: int
+    plans_in_flight: int
+    pages: tuple[int, ...]
+    """Usable pages per sub-pool."""
+    pages_used: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreGauges:
+    """Now."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    new_token_ratio: float
+    workers: tuple[WorkerGauges, ...]

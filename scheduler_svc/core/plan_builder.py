@@ -1,0 +1,162 @@
+"""A batch as the columns of a forward plan.
+
+Pure: reads the batch and the worker's facts, changes nothing. Per-row work is gathering scalars; the rest is NumPy.
+"""
+
+import numpy as np
+
+from protos.wire.buckets import choose_bucket
+from protos.wire.enums import Feature, ForwardMode, SubPoolKind
+from protos.wire.plan import (
+    Forward,
+    ForwardPlan,
+    GraphChoice,
+    LogprobColumns,
+    PageTable,
+    PlanIdentity,
+    RowColumns,
+    SamplingColumns,
+    TokenColumns,
+)
+from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.core.batch import Batch, PlannedRow
+from scheduler_svc.core.events import Sampling
+from scheduler_svc.core.worker_state import WorkerState
+
+_LITERAL, _REFERENCE = 0, 1
+_NEUTRAL = Sampling(temperature=0.0)
+
+
+def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardPlan:
+    """The plan with the worker's next seq."""
+    rows = batch.rows()
+    columns = _row_columns(rows)
+    tokens = _token_columns(batch)
+    logprobs = _logprob_columns(rows)
+    forward = _forward(batch, worker.info, num_tokens=len(tokens.ids))
+    features = _required_features(worker.info, tokens=tokens, logprobs=logprobs, forward=forward)
+    return ForwardPlan(
+        identity=PlanIdentity(
+            epoch=worker.epoch,
+            term=worker.term,
+            seq=worker.next_seq,
+            incarnation=worker.info.incarnation,
+            budget_ms=budget_ms,
+            required_features=features,
+        ),
+        forwards=(forward,),
+        rows=columns,
+        tokens=tokens,
+        page_tables=tuple(
+            _page_table(batch, columns, sub_pool=index, worker=worker) for index in range(len(worker.info.sub_pools))
+        ),
+        sampling=_sampling_columns(rows),
+        logprobs=logprobs,
+    )
+
+
+def _row_columns(rows: list[PlannedRow]) -> RowColumns:
+    seq_lens = np.array([row.seq_len for row in rows], dtype=np.int32)
+    first_positions = np.array([row.first_position for row in rows], dtype=np.int32)
+    return RowColumns(
+        handles=np.array([row.request.handle for row in rows], dtype=np.uint64),
+        attempts=np.array([row.attempt for row in rows], dtype=np.uint32),
+        seq_lens=seq_lens,
+        extend_lens=seq_lens - first_positions,
+        first_positions=first_positions,
+        samples=np.array([row.samples for row in rows], dtype=np.uint8),
+    )
+
+
+def _token_columns(batch: Batch) -> TokenColumns:
+    decode = [0 if row.source else row.request.tokens[row.first_position] for row in batch.decode]
+    chunks = [row.request.tokens[row.first_position : row.seq_len] for row in batch.extend]
+    ids = np.concatenate([np.array(decode, dtype=np.int32), *[np.array(chunk, dtype=np.int32) for chunk in chunks]])
+    found = [row.source for row in batch.decode if row.source]
+    if not found:
+        return TokenColumns(ids=ids)
+    sources = np.full(len(ids), _LITERAL, dtype=np.uint8)
+    sources[: len(decode)] = [_REFERENCE if row.source else _LITERAL for row in batch.decode]
+    return TokenColumns(
+        ids=ids,
+        sources=sources,
+        ref_seqs=np.array([source.plan_seq for source in found], dtype=np.uint64),
+        ref_rows=np.array([source.row for source in found], dtype=np.uint32),
+    )
+
+
+def _page_table(batch: Batch, columns: RowColumns, *, sub_pool: int, worker: WorkerState) -> PageTable:
+    """The pages that hold positions below each row's length, and of these the ones it writes."""
+    page_size = worker.memory.page_size
+    ends = -(-columns.seq_lens // page_size)
+    lists = [row.request.holding.lists[sub_pool] for row in batch.rows() if row.request.holding]
+    pages = [held.until(end) for held, end in zip(lists, ends.tolist(), strict=True)]
+    indices = np.concatenate(pages)
+    indptr = np.zeros(len(pages) + 1, dtype=np.int32)
+    np.cumsum([len(held) for held in pages], out=indptr[1:])
+    num_decode = len(batch.decode)
+    written = [indices[indptr[1 : num_decode + 1] - 1]]
+    for row, held in zip(batch.extend, lists[num_decode:], strict=True):
+        written.append(held.between(row.first_position // page_size, -(-row.seq_len // page_size)))
+    windowed = worker.memory.windows[sub_pool] is not None
+    return PageTable(
+        sub_pool=sub_pool,
+        indptr=indptr,
+        indices=indices,
+        last_page_lens=(columns.seq_lens - 1) % page_size + 1,
+        written_pages=np.concatenate(written),
+        start_positions=np.array([held.first * page_size for held in lists], np.int32) if windowed else None,
+    )
+
+
+def _sampling_columns(rows: list[PlannedRow]) -> SamplingColumns | None:
+    """Columns of the rows that sample at random; None when all are greedy."""
+    if not any(row.samples and row.request.samples_at_random for row in rows):
+        return None
+    used = [row.request.spec.sampling if row.samples and row.request.samples_at_random else _NEUTRAL for row in rows]
+    return SamplingColumns(
+        temperatures=np.array([sampling.temperature for sampling in used], dtype=np.float32),
+        top_ks=_unless_neutral(np.array([sampling.top_k for sampling in used], dtype=np.uint32), 0),
+        top_ps=_unless_neutral(np.array([sampling.top_p for sampling in used], dtype=np.float32), 1),
+        min_ps=_unless_neutral(np.array([sampling.min_p for sampling in used], dtype=np.float32), 0),
+        seeds=np.array([sampling.seed for sampling in used], dtype=np.uint64),
+    )
+
+
+def _logprob_columns(rows: list[PlannedRow]) -> LogprobColumns | None:
+    wanted = [row.samples and row.request.spec.output_logprobs for row in rows]
+    if not any(wanted):
+        return None
+    tops = [row.request.spec.top_logprobs if want else 0 for row, want in zip(rows, wanted, strict=True)]
+    return LogprobColumns(
+        output_wanted=np.array(wanted, dtype=np.uint8),
+        output_top_counts=_unless_neutral(np.array(tops, dtype=np.uint8), 0),
+    )
+
+
+def _unless_neutral(column: np.ndarray, neutral: int) -> np.ndarray | None:
+    return None if bool((column == neutral).all()) else column
+
+
+def _forward(batch: Batch, info: WorkerInfo, *, num_tokens: int) -> Forward:
+    num_rows = len(batch.decode) + len(batch.extend)
+    if not batch.extend:
+        mode = ForwardMode.DECODE
+    elif not batch.decode:
+        mode = ForwardMode.EXTEND
+    else:
+        mode = ForwardMode.MIXED
+    graph = choose_bucket(info.buckets, mode=mode, num_rows=num_rows, num_tokens=num_tokens)
+    return Forward(mode=mode, logical_mode=mode, row_begin=0, row_end=num_rows, graph=graph)
+
+
+def _required_features(
+    info: WorkerInfo, *, tokens: TokenColumns, logprobs: LogprobColumns | None, forward: Forward
+) -> tuple[int, ...]:
+    needed = {
+        Feature.TOKEN_REFERENCES: tokens.sources is not None,
+        Feature.OUTPUT_LOGPROBS: logprobs is not None,
+        Feature.WINDOW_SUB_POOL: any(pool.kind == SubPoolKind.WINDOW for pool in info.sub_pools),
+        Feature.GRAPHS: isinstance(forward.graph, GraphChoice),
+    }
+    return tuple(int(feature) for feature, used in needed.items() if used)

@@ -1,0 +1,104 @@
+"""One request, from admission to its last word.
+
+    positions [0, kv_len)              written by plans whose result was consumed
+    positions [kv_len, planned_len)    in plans in flight
+    positions [0, sampled_len)         tokens known: prompt, then output
+    positions [0, allocated_len)       pages reserved
+
+At window w a request may be planned past what is known: planned_len >= sampled_len means that the token at position
+planned_len is being sampled by the plan that `sample_source` names.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.memory.worker_memory import PageHolding
+
+
+class RequestStatus(Enum):
+    """Where a request stands."""
+
+    WAITING = auto()
+    """Queued; holds no pages."""
+    PREFILLING = auto()
+    """On a worker; known tokens are left to be planned."""
+    RUNNING = auto()
+    """On a worker; each plan computes its newest token and samples the next."""
+    FINISHED = auto()
+
+
+_LEGAL = {
+    RequestStatus.WAITING: (RequestStatus.PREFILLING, RequestStatus.FINISHED),
+    RequestStatus.PREFILLING: (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.FINISHED),
+    RequestStatus.RUNNING: (RequestStatus.PREFILLING, RequestStatus.WAITING, RequestStatus.FINISHED),
+    RequestStatus.FINISHED: (),
+}
+
+
+class TokenSource(NamedTuple):
+    """Which row of which plan samples a token."""
+
+    plan_seq: int
+    row: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutable; changed only by the core."""
+
+    spec: RequestSpec
+    handle: int
+    """Minted in order of arrival, so it is the seniority as well: lower is older."""
+    tokens: "array[int]"
+    """i32: prompt, then output."""
+    prompt_len: int
+    status: RequestStatus = RequestStatus.WAITING
+    attempt: int = 0
+    """Raised whenever results of earlier plans must no longer count."""
+    kv_len: int = 0
+    planned_len: int = 0
+    sample_source: TokenSource | None = None
+    """The latest plan that samples for this attempt; in flight whenever planned_len >= sampled_len."""
+    holding: PageHolding | None = None
+    failures: int = 0
+    """Row failures since the last token."""
+    samples_at_random: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples_at_random = self.spec.sampling.temperature > 0
+
+    @property
+    def sampled_len(self) -> int:
+        """Tokens known."""
+        return len(self.tokens)
+
+    @property
+    def output_len(self) -> int:
+        """Output tokens known."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def final_kv_len(self) -> int:
+        """Positions that need KV if the request ends by length: the last token needs none."""
+        return self.prompt_len + self.spec.max_tokens - 1
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the status; an illegal transition is a bug."""
+        assert status in _LEGAL[self.status], f"{self.status.name} -> {status.name}"
+        self.status = status
+
+    def void_plans(self, kv_len: int) -> None:
+        """Let no plan in flight count any more; go on from `kv_len`."""
+        self.attempt += 1
+        self.kv_len = kv_len
+        self.planned_len = kv_len
+        self.sample_source = None
+
+
+def new_request(spec: RequestSpec, handle: int) -> Request:
+    """A request that waits, with its prompt as known tokens."""
+    tokens = array("i", spec.prompt_ids.astype("i4").tobytes())
+    return Request(spec=spec, handle=handle, tokens=tokens, prompt_len=len(tokens))

@@ -1,0 +1,105 @@
+"""What a result does to requests: tokens committed and released, failed rows retried, late rows dropped.
+
+A row counts only if handle, attempt and position are those planned, and the request's attempt is still the row's.
+"""
+
+from protos.wire.enums import FinishReason, RowFailure
+from protos.wire.errors import DataFault, EngineError, InternalFault
+from protos.wire.result import ForwardResult, PlanRejection
+from scheduler_svc.core.batch import PlanInFlight, PlannedRow
+from scheduler_svc.core.events import Instruction, ResultReceived, TokensReleased
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.result_rows import RowAnswer, read_answers
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.stopping import finish_reason
+from scheduler_svc.core.transitions import fail, finish, requeue, rewind
+from scheduler_svc.core.worker_state import WorkerState
+
+_BAD_NUMBERS = (RowFailure.NAN, RowFailure.CANARY)
+
+
+def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]) -> None:
+    """Take the result of the worker's oldest plan in flight; any other result is counted and dropped."""
+    worker = state.workers.get(event.worker)
+    if worker is None or not _is_next(worker, event.result):
+        state.counters.late_results += 1
+        return
+    plan = worker.in_flight.popleft()
+    if event.result.rejection is not None:
+        _reject(state, plan, event.result.rejection, out=out)
+        return
+    answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
+    for row, answer in zip(plan.rows, answers, strict=True):
+        request = row.request
+        if request.attempt != row.attempt:
+            state.counters.late_rows += 1
+        elif answer.failure is not None:
+            _retry_row(state, request, failure=answer.failure, out=out)
+        else:
+            _advance(state, worker, row, answer=answer, out=out)
+
+
+def _is_next(worker: WorkerState, result: ForwardResult) -> bool:
+    identity = result.identity
+    expected = (worker.epoch, worker.term, worker.info.incarnation)
+    if (identity.epoch, identity.term, identity.incarnation) != expected or not worker.in_flight:
+        return False
+    return identity.seq == worker.in_flight[0].seq
+
+
+def _advance(
+    state: SchedulerState, worker: WorkerState, row: PlannedRow, *, answer: RowAnswer, out: list[Instruction]
+) -> None:
+    request = row.request
+    request.kv_len = row.seq_len
+    if row.samples:
+        _commit(state, request, answer=answer, out=out)
+    if request.holding is not None and worker.has_windows:
+        worker.memory.give_up_passed(request.holding, request.kv_len)
+
+
+def _commit(state: SchedulerState, request: Request, *, answer: RowAnswer, out: list[Instruction]) -> None:
+    token_id = answer.token_id
+    position = request.output_len
+    request.tokens.append(token_id)
+    request.failures = 0
+    state.counters.output_tokens += 1
+    logprobs = (answer.logprob,) if answer.logprob is not None else ()
+    out.append(TokensReleased(stream=request.spec.stream, first_pos=position, token_ids=(token_id,), logprobs=logprobs))
+    reason = finish_reason(request, token_id)
+    if reason is not None:
+        stop = token_id if reason is FinishReason.STOP else None
+        finish(state, request, reason=reason, out=out, stop_token_id=stop)
+
+
+def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, out: list[Instruction]) -> None:
+    """Try again: from nothing after bad numbers, from `kv_len` otherwise; give up after the allowed retries."""
+    state.counters.failed_rows += 1
+    request.failures += 1
+    settings = state.settings
+    bad_numbers = failure in _BAD_NUMBERS
+    if request.failures > (settings.data_fault_retries if bad_numbers else settings.row_retries):
+        fail(state, request, error=_row_error(request, failure), out=out)
+    elif bad_numbers:
+        requeue(state, request)
+    else:
+        rewind(request)
+
+
+def _row_error(request: Request, failure: RowFailure) -> EngineError:
+    if failure in _BAD_NUMBERS:
+        return DataFault(f"the model gave numbers that are not finite, {request.failures} times", field="logits")
+    return InternalFault(f"a row failed {request.failures} times, last with {failure.name}", field="row")
+
+
+def _reject(state: SchedulerState, plan: PlanInFlight, rejection: PlanRejection, *, out: list[Instruction]) -> None:
+    """Nothing was executed: the row that is named fails, the others go on from their pages."""
+    state.counters.rejected_plans += 1
+    for index, row in enumerate(plan.rows):
+        if row.request.attempt != row.attempt:
+            state.counters.late_rows += 1
+        elif index == rejection.row:
+            message = f"the worker refused the row: {rejection.field}"
+            fail(state, row.request, error=InternalFault(message, field=rejection.field, plan_seq=plan.seq), out=out)
+        else:
+            _retry_row(state, row.request, failure=RowFailure.LIMIT, out=out)

@@ -1,0 +1,148 @@
+"""The scheduling core: events in, instructions out. Deterministic; no I/O, clock, randomness or logging."""
+
+import heapq
+from collections.abc import Sequence
+
+from protos.wire.enums import FinishReason
+from protos.wire.errors import InternalFault
+from scheduler_svc.core.admission import never_fits, refusal
+from scheduler_svc.core.batch import Batch, PlanInFlight
+from scheduler_svc.core.batching import next_batch
+from scheduler_svc.core.events import (
+    Event,
+    Instruction,
+    RequestCancelled,
+    RequestSpec,
+    RequestSubmitted,
+    ResultReceived,
+    SendPlan,
+    WorkerAttached,
+    WorkerLost,
+)
+from scheduler_svc.core.placement import admit_waiting
+from scheduler_svc.core.plan_builder import build_plan
+from scheduler_svc.core.policy import decay_ratio
+from scheduler_svc.core.request import RequestStatus, TokenSource
+from scheduler_svc.core.results import consume
+from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
+from scheduler_svc.core.transitions import accept, fail, finish, refuse, requeue
+from scheduler_svc.core.worker_state import WorkerState, attach
+
+
+def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Instruction]:
+    """Apply the events in order, end what is due at `now`, then fill every worker's window.
+
+    Raises:
+        UnsupportedFeature: a worker was attached that `check_worker` refuses.
+    """
+    out: list[Instruction] = []
+    for event in events:
+        _apply(state, event, out)
+    _end_expired(state, now, out)
+    _schedule(state, out)
+    return out
+
+
+def wake_at(state: SchedulerState) -> float | None:
+    """When `step` must run again though nothing happened; None: not before an event."""
+    return next_deadline(state)
+
+
+def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
+    match event:
+        case ResultReceived():
+            consume(state, event, out)
+        case RequestSubmitted(spec):
+            _submit(state, spec, out)
+        case RequestCancelled(stream, reason):
+            request = state.streams.get(stream)
+            if request is not None:
+                finish(state, request, reason=reason, out=out)
+        case WorkerAttached():
+            _attach(state, event, out)
+        case WorkerLost(worker):
+            _lose(state, worker)
+
+
+def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) -> None:
+    twin = state.streams.get(spec.stream)
+    if twin is not None:  # an edge's bug: neither can be told from the other any more
+        fail(state, twin, error=InternalFault("two live requests of one stream", field="stream"), out=out)
+        return
+    error = refusal(state, spec)
+    if error is not None:
+        refuse(state, spec, error=error, out=out)
+    else:
+        accept(state, spec)
+
+
+def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:
+    _lose(state, event.worker)
+    worker = attach(event, state.settings)
+    state.workers[event.worker] = worker
+    state.known[event.worker] = WorkerFacts(event.info, worker.memory.capacity_tokens)
+    for request in list(state.waiting):
+        error = never_fits(state, request.spec)
+        if error is not None:
+            fail(state, request, error=error, out=out)
+
+
+def _lose(state: SchedulerState, name: str) -> None:
+    worker = state.workers.get(name)
+    if worker is None:
+        return
+    for request in list(worker.running.values()):
+        requeue(state, request)
+        state.counters.migrations += 1
+    del state.workers[name]
+
+
+def _end_expired(state: SchedulerState, now: float, out: list[Instruction]) -> None:
+    while (deadline := next_deadline(state)) is not None and deadline <= now:
+        _, _, request = heapq.heappop(state.deadlines)
+        finish(state, request, reason=FinishReason.DEADLINE, out=out)
+
+
+def _schedule(state: SchedulerState, out: list[Instruction]) -> None:
+    """One plan per worker and round, until no worker has both room in its window and something to compute."""
+    open_workers = list(state.workers.values())
+    while open_workers:
+        admit_waiting(state)
+        open_workers = [worker for worker in open_workers if _send_next(state, worker, out)]
+
+
+def _send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]) -> bool:
+    if not worker.has_room:
+        return False
+    batch = next_batch(state, worker)
+    if batch is None:
+        return False
+    plan = build_plan(worker, batch, budget_ms=state.settings.plan_budget_ms)
+    out.append(SendPlan(worker.name, plan))
+    rows = plan.rows
+    worker.in_flight.append(PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1))
+    _mark_planned(worker, batch)
+    worker.next_seq += 1
+    _count(state, batch, num_tokens=len(plan.tokens.ids))
+    return True
+
+
+def _mark_planned(worker: WorkerState, batch: Batch) -> None:
+    for index, row in enumerate(batch.rows()):
+        request = row.request
+        request.planned_len = row.seq_len
+        if row.samples:
+            request.sample_source = TokenSource(worker.next_seq, index)
+    for row in batch.extend:
+        if row.samples:
+            row.request.move_to(RequestStatus.RUNNING)
+
+
+def _count(state: SchedulerState, batch: Batch, *, num_tokens: int) -> None:
+    counters = state.counters
+    counters.plans += 1
+    counters.rows += len(batch.decode) + len(batch.extend)
+    counters.decode_tokens += len(batch.decode)
+    counters.prefill_tokens += num_tokens - len(batch.decode)
+    if batch.decode:
+        decay_ratio(state)

@@ -1,0 +1,30 @@
+"""Settings of the scheduling core. Values come from the composition root; the core reads no configuration."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """Every choice the core does not make itself."""
+
+    budget_tokens: int = 256
+    """Prefill tokens a plan, beside its decode rows; raised to one page."""
+    max_waiting_requests: int = 1024
+    """Most requests that wait for admission."""
+    max_waiting_tokens: int = 1 << 20
+    """Most tokens, of all waiting requests, that still need prefill. One request alone is always taken."""
+    retry_after_ms: int = 1000
+    """Hint that goes with a refusal for lack of room."""
+    new_token_ratio_start: float = 0.7
+    """Share of its remaining output for which a running request's pages are kept free at admission."""
+    new_token_ratio_floor: float = 0.1
+    new_token_ratio_decay_steps: int = 600
+    """Decode steps from start to floor."""
+    reserve_clip_tokens: int = 4096
+    """Most remaining output that counts for the reserve."""
+    plan_budget_ms: int = 30_000
+    """Time the device may take for one plan."""
+    data_fault_retries: int = 1
+    """Retries of a row with non-finite numbers, until its next token."""
+    row_retries: int = 3
+    """Retries of a row that failed otherwise, until its next token."""

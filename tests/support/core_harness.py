@@ -1,0 +1,182 @@
+"""The scheduling core with exact fake workers around it. After every step: invariants, and order of every stream."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from protos.wire.enums import FinishReason, RowFailure
+from protos.wire.plan import ForwardPlan
+from protos.wire.result import ForwardResult, PlanRejection
+from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.core.events import (
+    Event,
+    Instruction,
+    RequestCancelled,
+    RequestFinished,
+    RequestRefused,
+    RequestSpec,
+    RequestSubmitted,
+    ResultReceived,
+    Sampling,
+    SendPlan,
+    StreamKey,
+    TokensReleased,
+    WorkerAttached,
+    WorkerLost,
+)
+from scheduler_svc.core.scheduler import step
+from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.state import SchedulerState, check_invariants
+from tests.support.fake_worker import Draw, FakeWorker, expected_output
+from tests.support.plans import full_sub_pool, make_info, make_limits
+
+NEVER = 1e9
+
+
+def small_info(
+    *, num_pages: int = 65, page_size: int = 4, window: int = 1, logits_width: int = 97, **changes: object
+) -> WorkerInfo:
+    limits = {"window": window, "context_tokens": 1024, "max_rows": 64, "max_tokens": 128}
+    limits |= {name: changes.pop(name) for name in list(changes) if name in limits}
+    values: dict[str, object] = {
+        "sub_pools": (full_sub_pool(num_pages=num_pages, page_size=page_size),),
+        "limits": make_limits(**limits),
+        "logits_width": logits_width,
+    }
+    return make_info(**(values | changes))
+
+
+def make_spec(
+    stream_id: int,
+    *,
+    prompt: int | Sequence[int] = 5,
+    max_tokens: int = 4,
+    sampling: Sampling | None = None,
+    deadline_s: float = NEVER,
+    **changes: object,
+) -> RequestSpec:
+    """A prompt of that many tokens, made from the stream id, or of these tokens."""
+    ids = [(stream_id * 31 + 7 * index) % 97 for index in range(prompt)] if isinstance(prompt, int) else prompt
+    return RequestSpec(
+        stream=StreamKey(0, stream_id),
+        request_id=f"request-{stream_id}",
+        prompt_ids=np.array(ids, np.int32),
+        sampling=sampling or Sampling(),
+        max_tokens=max_tokens,
+        deadline_s=deadline_s,
+        **changes,
+    )
+
+
+def oracle(info: WorkerInfo, spec: RequestSpec) -> list[int]:
+    """What the request gets when nothing goes wrong, and whatever goes wrong."""
+    sampling = spec.sampling
+    draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed)
+
+    def ends(token_id: int, count: int) -> bool:
+        return token_id in spec.stop_token_ids and count > spec.min_tokens
+
+    return expected_output(info, spec.prompt_ids.tolist(), draw, max_tokens=spec.max_tokens, ends=ends)
+
+
+class CoreHarness:
+    """Drives `step`; holds plans until `deliver` runs them."""
+
+    def __init__(self, settings: CoreSettings | None = None) -> None:
+        self.state = SchedulerState.create(settings or CoreSettings())
+        self.now = 0.0
+        self.infos: dict[str, WorkerInfo] = {}
+        self.workers: dict[str, FakeWorker] = {}
+        self.pending: dict[str, deque[ForwardPlan]] = {}
+        self.specs: dict[StreamKey, RequestSpec] = {}
+        self.outputs: dict[StreamKey, list[int]] = {}
+        self.logprobs: dict[StreamKey, list[object]] = {}
+        self.ends: dict[StreamKey, RequestFinished | RequestRefused] = {}
+        self.plans: list[tuple[str, ForwardPlan]] = []
+        self.terms: dict[str, int] = {}
+        self.fail_row: Callable[[ForwardPlan, int], RowFailure | None] = lambda plan, row: None
+        self.reject: Callable[[ForwardPlan], PlanRejection | None] = lambda plan: None
+
+    def step(self, *events: Event) -> list[Instruction]:
+        out = step(self.state, events, self.now)
+        check_invariants(self.state)
+        for instruction in out:
+            self._record(instruction)
+        return out
+
+    def attach(self, name: str = "w0", info: WorkerInfo | None = None) -> list[Instruction]:
+        info = info or self.infos.get(name) or small_info()
+        self.infos[name] = info
+        self.terms[name] = self.terms.get(name, 0) + 1
+        self.workers[name] = FakeWorker(
+            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
+        )
+        self.pending[name] = deque()
+        return self.step(WorkerAttached(name, info, 1, self.terms[name]))
+
+    def lose(self, name: str = "w0") -> list[Instruction]:
+        del self.workers[name]
+        self.pending[name].clear()
+        return self.step(WorkerLost(name))
+
+    def submit(self, *specs: RequestSpec) -> list[Instruction]:
+        for spec in specs:
+            self.specs[spec.stream] = spec
+        return self.step(*[RequestSubmitted(spec) for spec in specs])
+
+    def cancel(self, stream_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Instruction]:
+        return self.step(RequestCancelled(StreamKey(0, stream_id), reason))
+
+    def execute(self, name: str = "w0") -> ForwardResult:
+        """Run the worker's next plan, without giving the result to the core."""
+        return self.workers[name].execute(self.pending[name].popleft())
+
+    def deliver(self, name: str = "w0") -> list[Instruction]:
+        return self.step(ResultReceived(name, self.execute(name)))
+
+    def run(self, *, most_steps: int = 10_000) -> None:
+        """Deliver until nothing is in flight."""
+        for _ in range(most_steps):
+            busy = [name for name in self.workers if self.pending[name]]
+            if not busy:
+                return
+            for name in busy:
+                self.deliver(name)
+        raise AssertionError("the core did not come to rest")
+
+    def output(self, stream_id: int) -> list[int]:
+        return self.outputs.get(StreamKey(0, stream_id), [])
+
+    def end(self, stream_id: int) -> RequestFinished | RequestRefused | None:
+        return self.ends.get(StreamKey(0, stream_id))
+
+    def assert_balanced(self) -> None:
+        """Nothing is held any more."""
+        assert not self.state.streams
+        assert not len(self.state.waiting)
+        assert self.state.waiting.tokens == 0
+        for worker in self.state.workers.values():
+            assert not worker.running
+            assert worker.memory.free() == worker.memory.usable()
+
+    def _record(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendPlan(worker, plan):
+                self._record_plan(worker, plan)
+            case TokensReleased():
+                got = self.outputs.setdefault(instruction.stream, [])
+                assert instruction.stream not in self.ends, "a token after the last word"
+                assert instruction.first_pos == len(got), "a token skipped or repeated"
+                got.extend(instruction.token_ids)
+                self.logprobs.setdefault(instruction.stream, []).extend(instruction.logprobs)
+            case RequestFinished() | RequestRefused():
+                assert instruction.stream not in self.ends, "two last words"
+                self.ends[instruction.stream] = instruction
+
+    def _record_plan(self, worker: str, plan: ForwardPlan) -> None:
+        live = {request.handle for request in self.state.streams.values()}
+        handles = set(plan.rows.handles.tolist())
+        assert handles <= live or worker not in self.state.workers, "a plan with a request that had ended"
+        self.plans.append((worker, plan))
+        self.pending[worker].append(plan)
