@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from protos.service.health import STATES, HealthServicer
 from protos.wire.errors import CannotListen, PortInUse
 from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES, MAX_PLAN_BYTES, MAX_RESULT_BYTES
 
@@ -136,7 +137,7 @@ class HealthServer:
 
     def __init__(self, service_names: Sequence[str]) -> None:
         self._names = tuple(service_names)
-        self._servicer = health.aio.HealthServicer()
+        self._servicer = HealthServicer()
         self._server: grpc.aio.Server | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -150,7 +151,7 @@ class HealthServer:
             PortInUse, CannotListen: as `bind_port`.
         """
         for name in self._names:
-            await self._servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._servicer.set(name, STATES.NOT_SERVING)
         server = build_server(options=ServerOptions())
         self.add_to(server)
         bound = bind_port(server, host, port)
@@ -161,8 +162,7 @@ class HealthServer:
     async def set_serving(self, service_name: str, *, is_serving: bool) -> None:
         """Tell every watcher. After `drain` nothing serves any more."""
         assert service_name in self._names, service_name
-        states = health_pb2.HealthCheckResponse
-        await self._servicer.set(service_name, states.SERVING if is_serving else states.NOT_SERVING)
+        await self._servicer.set(service_name, STATES.SERVING if is_serving else STATES.NOT_SERVING)
 
     async def drain(self) -> None:
         """Nothing serves from now on, not even the name ""."""
