@@ -290,6 +290,38 @@ def graph_choice(phase: GraphPhase, bucket: int) -> GraphChoice:
     return GraphChoice(phase=phase, bucket=bucket)
 
 
+def with_value(plan: ForwardPlan, path: str, value: Any) -> ForwardPlan:
+    """`plan` with another value at a dotted path, such as `rows.seq_lens` or `page_tables.0.indices`."""
+    name, _, rest = path.partition(".")
+    if not rest:
+        return _with_field(plan, name, value)
+    return _with_field(plan, name, with_value(_read_field(plan, name), rest, value))
+
+
+def with_element(plan: ForwardPlan, path: str, index: int, value: float) -> ForwardPlan:
+    """`plan` with another element in the column at a dotted path."""
+    array = read_value(plan, path).copy()
+    array[index] = value
+    return with_value(plan, path, array)
+
+
+def read_value(source: Any, path: str) -> Any:
+    for name in path.split("."):
+        source = _read_field(source, name)
+    return source
+
+
+def _read_field(source: Any, name: str) -> Any:
+    return source[int(name)] if isinstance(source, tuple) else getattr(source, name)
+
+
+def _with_field(source: Any, name: str, value: Any) -> Any:
+    if not isinstance(source, tuple):
+        return replace(source, **{name: value})
+    index = int(name)
+    return (*source[:index], value, *source[index + 1 :])
+
+
 def u8(*values: int) -> np.ndarray:
     return np.array(values, np.uint8)
 

@@ -536,7 +536,7 @@ class PageTable(_message.Message):
     """i32 [R]: used slots of the row's last page, 1..page_size."""
     start_positions: _builtins.bytes
     """i32 [R]: position of the first slot of the row's first listed page. Absent: all 0.
-    Only a window sub-pool lists trailing pages.
+    Only a window sub-pool lists trailing pages: a multiple of the page size, at most first_position - window + 1.
     """
     written_pages: _builtins.bytes
     """i32: the pages this plan writes, row after row: those that hold positions [first_position, seq_len)."""
@@ -621,7 +621,7 @@ class SamplingColumns(_message.Message):
     seeds: _builtins.bytes
     """u64: key of the Philox noise. Absent: all greedy."""
     bias_indptr: _builtins.bytes
-    """Logit bias, CSR over rows: u32 [R + 1], u32 ids, f32 values. Absent: none."""
+    """Logit bias, CSR over rows: u32 [R + 1], u32 distinct ids of the row, finite f32 values. Absent: none."""
     bias_ids: _builtins.bytes
     bias_values: _builtins.bytes
     def __init__(
@@ -762,13 +762,15 @@ class LogprobColumns(_message.Message):
     output_top_counts: _builtins.bytes
     """u8 [R]: how many best tokens to return at the sampled position. Absent: all 0."""
     prompt_starts: _builtins.bytes
-    """i32 [R]: absolute position from which input log-probabilities are wanted; seq_len = none.
+    """i32 [R]: absolute position from which input log-probabilities are wanted: first_position .. seq_len, which = none.
     Absent: none.
     """
     prompt_top_counts: _builtins.bytes
     """u8 [R]: how many best tokens at each input position."""
     target_indptr: _builtins.bytes
-    """CSR: u32 [R + 1], i32 the token that follows each such input position."""
+    """CSR: u32 [R + 1], i32 the token that follows each such input position. The last position of a row that samples has
+    none: its next token is not known yet.
+    """
     target_ids: _builtins.bytes
     def __init__(
         self,
@@ -989,7 +991,9 @@ class ForwardPlan(_message.Message):
     @_builtins.property
     def tokens(self) -> Global___TokenColumns: ...
     @_builtins.property
-    def page_tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageTable]: ...
+    def page_tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageTable]:
+        """One per sub-pool of the worker, in its order."""
+
     @_builtins.property
     def page_operations(self) -> Global___PageOperations: ...
     @_builtins.property
