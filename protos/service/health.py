@@ -39,7 +39,6 @@ class HealthServicer(health.aio.HealthServicer):
             await self._changed.wait_for(lambda: self._changes != seen)
         return self._changes
 
-    @override
     async def _set(self, service: str, status: Any) -> None:
         self._server_status[service] = status
         self._changes += 1
