@@ -4,6 +4,7 @@ Knows nothing of where values come from; `protos.service.config` loads them.
 """
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
@@ -58,14 +59,32 @@ class ProcessConfig(ConfigGroup):
         default=5, ge=0, description="Restarts of edges within one minute before everything ends."
     )
 
+    @model_validator(mode="after")
+    def _check_child(self) -> "ProcessConfig":
+        if self.role is not Role.PARENT and self.socket_dir is None:
+            raise ValueError("a core or edge process needs socket_dir; the parent sets it")
+        return self
+
+    @property
+    def socket_path(self) -> Path:
+        """Where core and edges meet, once the parent has made the private folder."""
+        assert self.socket_dir is not None, "the parent names the folder"
+        return self.socket_dir / "core.sock"
+
 
 class ModelConfig(ConfigGroup):
     """Which model is served. Read by the core (fingerprints) and the edges (tokenizer, template)."""
 
     model: str = Field(default="smollm2-135m-instruct", description="Model name, or path of a model folder.")
-    model_cache: UserPath | None = Field(
-        default=None, description="Folder of fetched models. Default: ~/.cache/forwardplane/models."
+    model_cache: UserPath = Field(
+        default=Path("~/.cache/forwardplane/models"), description="Folder that holds fetched models by name."
     )
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder: `model` itself when it is a folder, else the one of that name in the cache."""
+        named = Path(self.model).expanduser()
+        return named if named.is_dir() else self.model_cache / self.model
 
 
 class EdgeConfig(ConfigGroup):
@@ -140,6 +159,7 @@ class LinksConfig(ConfigGroup):
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by each composition root."""
 
+    metrics_host: str = Field(default="127.0.0.1", description="Address all metrics ports listen on.")
     metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")

@@ -1,13 +1,12 @@
 """Bridge messages <-> the core's events and instructions. Pure; the only code of the core's shell that reads them."""
 
-from collections.abc import Iterator
 from types import MappingProxyType
 
 import numpy as np
 
 from protos.forwardplane.v1 import bridge_pb2, generate_pb2, sampling_pb2
 from protos.wire.enums import FinishReason
-from protos.wire.errors import EngineError, InternalFault
+from protos.wire.errors import EngineError, InternalFault, error_classes
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
 from scheduler_svc.core.events import (
     RequestCancelled,
@@ -142,10 +141,4 @@ def _logprob(token_id: int, logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:
     return sampling_pb2.TokenLogprob(token_id=token_id, logprob=logprob.logprob, top=top)
 
 
-def _walk(error_class: type[EngineError]) -> Iterator[type[EngineError]]:
-    yield error_class
-    for subclass in error_class.__subclasses__():
-        yield from _walk(subclass)
-
-
-_ERROR_CLASSES = MappingProxyType({error_class.reason: error_class for error_class in _walk(EngineError)})
+_ERROR_CLASSES = MappingProxyType(error_classes())

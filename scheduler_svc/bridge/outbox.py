@@ -3,17 +3,22 @@
 Made and flushed by the loop. Knows nothing of sockets.
 """
 
+from typing import TypeAlias
+
 from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, StreamUpdate
 from scheduler_svc.bridge.convert import add_finish, add_tokens, error_to_message, load_to_message, model_to_message
 from scheduler_svc.bridge.views import LoadView, ModelView
 from scheduler_svc.core.events import RequestFinished, RequestRefused, StreamKey, TokensReleased
+
+# One message for each connection.
+Messages: TypeAlias = dict[int, CoreToEdge]
 
 
 class Outbox:
     """Messages under construction, by connection."""
 
     def __init__(self) -> None:
-        self._messages: dict[int, CoreToEdge] = {}
+        self._messages: Messages = {}
         self._updates: dict[StreamKey, StreamUpdate] = {}
 
     def add(self, instruction: TokensReleased | RequestFinished | RequestRefused) -> None:
@@ -35,7 +40,7 @@ class Outbox:
         """Add what the attached workers can do."""
         self._message(edge).model.CopyFrom(model_to_message(view))
 
-    def take(self) -> dict[int, CoreToEdge]:
+    def take(self) -> Messages:
         """The messages, by connection; the outbox is empty afterwards."""
         messages = self._messages
         self._messages = {}

@@ -7,17 +7,18 @@ never waits for one and its buffers stay bounded.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, EdgeToCore
+from protos.forwardplane.v1.bridge_pb2 import EdgeToCore
 from protos.wire.errors import DataFault, EngineError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
 from scheduler_svc.bridge.convert import cancelled, submitted
 from scheduler_svc.bridge.frames import frame, read_body
+from scheduler_svc.bridge.outbox import Messages
 from scheduler_svc.core.events import Event
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class EdgeListener(Protocol):
         """A new connection said hello."""
         ...
 
-    def edge_events(self, edge: int, events: list[Event]) -> None:
+    def edge_events(self, events: Sequence[Event]) -> None:
         """One message's submits and cancellations, in order."""
         ...
 
@@ -63,7 +64,7 @@ class BridgeServer:
         """Listen. The socket's directory is the caller's, and private."""
         self._server = await asyncio.start_unix_server(self._serve, str(self._path))
 
-    def send(self, messages: Mapping[int, CoreToEdge]) -> None:
+    def send(self, messages: Messages) -> None:
         """Send one message to each named connection; ones that are gone are skipped."""
         for edge, message in messages.items():
             writer = self._writers.get(edge)
@@ -152,6 +153,6 @@ class BridgeServer:
         events: list[Event] = [submitted(submit, edge=edge, now=now) for submit in message.submits]
         events.extend(cancelled(cancel, edge=edge) for cancel in message.cancels)
         if events:
-            self._listener.edge_events(edge, events)
+            self._listener.edge_events(events)
         if message.want_load:
             self._listener.load_wanted(edge)

@@ -48,9 +48,9 @@ class FileEpoch:
         """The epoch to attach with."""
         return self._epoch
 
-    def overtake(self, highest_epoch: int) -> bool:  # noqa: ARG002 - the protocol's signature
-        """Never: a worker that saw more means that another scheduler took over, or that the file went back."""
-        return False
+    def overtake(self, highest_epoch: int) -> bool:
+        """No higher than it is: a worker that saw more means that another scheduler took over, or the file went back."""
+        return self._epoch > highest_epoch
 
 
 def _raise_counter(path: Path) -> int:

@@ -16,6 +16,7 @@ from protos.wire.enums import WorkerState
 from protos.wire.errors import EngineError, StaleEpoch
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.core.worker_state import check_worker
 from scheduler_svc.links.epoch import EpochSource
 from scheduler_svc.links.fingerprints import ExpectedModel, check_model
 from scheduler_svc.links.session import LinkListener, SessionParts, SessionSettings, WorkerSession
@@ -124,6 +125,7 @@ class WorkerLink:
             timeout_s=self._settings.attach_timeout_s,
         )
         check_model(info, self._parts.expected)
+        check_worker(info)
         return Term(worker=self.worker, epoch=epoch, term=self._term, info=info)
 
     async def _serve(self, calls: WorkerCalls, term: Term) -> EngineError:

@@ -1,0 +1,209 @@
+"""Real time around the pure core: events in, one step, plans and updates out. Sleeps until an event or a deadline.
+
+Knows no sockets, no gRPC and no messages. Guards: events reach the core in order of arrival, one step at a time; an
+error in a step passes through `run`, since the state behind it cannot be trusted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from protos.wire.enums import FinishReason
+from protos.wire.errors import StaleEpoch, UnavailableError
+from protos.wire.plan import ForwardPlan
+from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.bridge.outbox import Messages, Outbox
+from scheduler_svc.core.events import (
+    Event,
+    Instruction,
+    RequestCancelled,
+    RequestRefused,
+    RequestSubmitted,
+    ResultReceived,
+    SendPlan,
+    TokensReleased,
+    WorkerAttached,
+    WorkerLost,
+)
+from scheduler_svc.core.scheduler import step, wake_at
+from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.metrics import CoreMetrics
+from scheduler_svc.observation import Exporter, ObservedLink, QueueTimes, load_view, model_view
+
+_logger = logging.getLogger(__name__)
+
+
+class PlanLink(ObservedLink, Protocol):
+    """A worker link as the loop sees it."""
+
+    def send(self, plan: ForwardPlan) -> None:
+        """Send a plan of the current term."""
+        ...
+
+
+class EdgePort(Protocol):
+    """The bridge as the loop sees it."""
+
+    def send(self, messages: Messages) -> None:
+        """Send one message to each named connection."""
+        ...
+
+    def connections(self) -> Sequence[int]:
+        """The connections that said hello."""
+        ...
+
+
+class CoreLoop:
+    """Owns the scheduling state. Listener of the bridge and of every link; all calls come on one event loop."""
+
+    def __init__(self, settings: CoreSettings, *, metrics: CoreMetrics, clock: Callable[[], float]) -> None:
+        self._state = SchedulerState.create(settings)
+        self._metrics = metrics
+        self._clock = clock
+        self._links: Mapping[str, PlanLink] = {}
+        self._edges: EdgePort | None = None
+        self._events: list[Event] = []
+        self._arrived_at: float | None = None
+        self._wake = asyncio.Event()
+        self._infos: dict[str, WorkerInfo] = {}
+        self._outbox = Outbox()
+        self._load_wanted: list[int] = []
+        self._queue_times = QueueTimes()
+        self._exporter = Exporter(metrics)
+        self._fenced: StaleEpoch | None = None
+
+    def connect(self, *, links: Mapping[str, PlanLink], edges: EdgePort) -> None:
+        """Name whom to send to. Called once, before `run`."""
+        self._links = links
+        self._edges = edges
+
+    async def run(self) -> None:
+        """Step for ever.
+
+        Raises:
+            StaleEpoch: another scheduler has taken a worker; every stream has been told.
+        """
+        while True:
+            await self._wait()
+            self._turn()
+            if self._fenced is not None:
+                self._end_streams(UnavailableError("another scheduler has taken over", retry_after_ms=1000))
+                raise self._fenced
+
+    # --- from the bridge
+
+    def edge_connected(self, edge: int) -> None:
+        """Tell a new edge what is served."""
+        self._outbox.add_model(edge, model_view(self._infos.values()))
+        self._wake.set()
+
+    def edge_events(self, events: Sequence[Event]) -> None:
+        """Take an edge's submits and cancellations."""
+        self._post(events)
+
+    def load_wanted(self, edge: int) -> None:
+        """Answer with a snapshot after the next step."""
+        self._load_wanted.append(edge)
+        self._wake.set()
+
+    def edge_lost(self, edge: int) -> None:
+        """Cancel every request of the edge."""
+        streams = [stream for stream in self._state.streams if stream.edge == edge]
+        pending = [event.spec.stream for event in self._events if isinstance(event, RequestSubmitted)]
+        streams.extend(stream for stream in pending if stream.edge == edge)
+        self._post([RequestCancelled(stream, FinishReason.ABORT) for stream in streams])
+
+    # --- from the links
+
+    def worker_event(self, event: WorkerAttached | WorkerLost | ResultReceived) -> None:
+        """Take what a worker says; edges are told when what is served changes."""
+        self._post([event])
+        if isinstance(event, WorkerAttached):
+            self._infos[event.worker] = event.info
+        elif isinstance(event, WorkerLost):
+            self._infos.pop(event.worker, None)
+        else:
+            return
+        view = model_view(self._infos.values())
+        for edge in self._edge_port.connections():
+            self._outbox.add_model(edge, view)
+
+    def worker_fenced(self, worker: str, error: StaleEpoch) -> None:
+        """End the service: what this scheduler plans is no longer run."""
+        extra = {"worker": worker, "highest_epoch": error.highest_epoch, "highest_term": error.highest_term}
+        _logger.error("another scheduler has taken a worker", extra=extra)
+        self._fenced = error
+        self._wake.set()
+
+    # --- one turn
+
+    @property
+    def _edge_port(self) -> EdgePort:
+        assert self._edges is not None, "connect comes before everything"
+        return self._edges
+
+    def _post(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        if self._arrived_at is None:
+            self._arrived_at = self._clock()
+        self._events.extend(events)
+        self._wake.set()
+
+    async def _wait(self) -> None:
+        due = wake_at(self._state)
+        limit_s = None if due is None else max(0.0, due - self._clock())
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass  # the deadline that the core asked to be woken for
+        self._wake.clear()
+
+    def _turn(self) -> None:
+        events, self._events = self._events, []
+        now = self._clock()
+        arrived_at, self._arrived_at = self._arrived_at or now, None
+        instructions = step(self._state, events, now)
+        self._metrics.step.build_seconds.observe(self._clock() - now)
+        if events:
+            self._metrics.step.loop_lag_seconds.observe(now - arrived_at)
+        self._note_submitted(events, arrived_at)
+        for instruction in instructions:
+            self._carry_out(instruction, now)
+        gauges = self._state.gauges()
+        self._exporter.export(gauges, self._state.counters)
+        for edge in self._load_wanted:
+            self._outbox.add_load(edge, load_view(gauges, self._links.values()))
+        self._load_wanted.clear()
+        self._edge_port.send(self._outbox.take())
+
+    def _note_submitted(self, events: Sequence[Event], arrived_at: float) -> None:
+        for event in events:
+            if isinstance(event, RequestSubmitted):
+                request = self._state.streams.get(event.spec.stream)
+                if request is not None:
+                    self._queue_times.submitted(event.spec.stream, request.handle, now=arrived_at)
+
+    def _carry_out(self, instruction: Instruction, now: float) -> None:
+        if isinstance(instruction, SendPlan):
+            self._send(instruction, now)
+            return
+        self._outbox.add(instruction)
+        if not isinstance(instruction, TokensReleased):
+            self._queue_times.ended(instruction.stream)
+
+    def _send(self, instruction: SendPlan, now: float) -> None:
+        rows = instruction.plan.rows
+        self._metrics.step.batch_rows.observe(rows.num_rows)
+        if len(self._queue_times):
+            for seconds in self._queue_times.planned(rows.handles.tolist(), now=now):
+                self._metrics.requests.queue_seconds.observe(seconds)
+        self._links[instruction.worker].send(instruction.plan)
+
+    def _end_streams(self, error: UnavailableError) -> None:
+        for stream in self._state.streams:
+            self._outbox.add(RequestRefused(stream, error))
+        self._edge_port.send(self._outbox.take())

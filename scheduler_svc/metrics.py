@@ -1,0 +1,212 @@
+"""Every metric of the core process, declared once. Edges declare what callers see in `scheduler_svc/edge/metrics.py`.
+
+Knows nothing of who measures. Labels come from enums and from the configured worker addresses only.
+"""
+
+from dataclasses import dataclass
+from importlib import metadata
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from protos.service.metrics import PLAN_BYTES_BUCKETS, PLAN_SECONDS_BUCKETS, QUEUE_SECONDS_BUCKETS, ROWS_BUCKETS
+from protos.wire.enums import FinishReason, WorkerState
+
+PREFIX = "forwardplane_scheduler_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Requests and tokens, as the core counts them. Set by the loop."""
+
+    finished: Counter
+    refused: Counter
+    running: Gauge
+    waiting: Gauge
+    prompt_tokens: Counter
+    output_tokens: Counter
+    retractions: Counter
+    migrations: Counter
+    queue_seconds: Histogram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One core step and what it plans. Set by the loop."""
+
+    build_seconds: Histogram
+    loop_lag_seconds: Histogram
+    scheduled_tokens: Counter
+    batch_rows: Histogram
+    kv_pages: Gauge
+    kv_pages_used: Gauge
+    kv_usage_ratio: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMetrics:
+    """The plan path to all workers. Set by the links, through `LinkMetrics`."""
+
+    encode_seconds: Histogram
+    plan_bytes: Histogram
+    rtt_seconds: Histogram
+    overhead_seconds: Histogram
+    in_flight: Gauge
+    nacks: Counter
+    late_results: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMetrics:
+    """State of the workers. Set by the links, through `LinkMetrics`."""
+
+    up: Gauge
+    state: Gauge
+    losses: Counter
+    attach_refusals: Counter
+    epoch: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreMetrics:
+    """All of them. Made by the core's composition root."""
+
+    requests: RequestMetrics
+    step: StepMetrics
+    plans: PlanMetrics
+    workers: WorkerMetrics
+    build: Info
+    model: Info
+
+    def describe(self, *, model: str, architecture: str, weights: str) -> None:
+        """Say once what this process is and serves."""
+        self.build.info({"version": metadata.version("forwardplane")})
+        self.model.info({"name": model, "architecture": architecture, "weights": weights})
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMetrics:
+    """The metrics of one worker's link: the `worker` label is its configured address."""
+
+    plans: PlanMetrics
+    workers: WorkerMetrics
+    worker: str
+
+    def set_state(self, state: WorkerState | None) -> None:
+        """The worker's state as it last reported it; None: not attached."""
+        self.workers.up.labels(self.worker).set(state is not None)
+        for member in WorkerState:
+            self.workers.state.labels(self.worker, member.name.lower()).set(member is state)
+
+    def plan_answered(self, *, rtt_s: float, worker_s: float) -> None:
+        """One round trip, and the part of it that the worker accounts for."""
+        self.plans.rtt_seconds.labels(self.worker).observe(rtt_s)
+        self.plans.overhead_seconds.labels(self.worker).observe(max(0.0, rtt_s - worker_s))
+
+    def set_in_flight(self, num_plans: int) -> None:
+        """Plans without a result."""
+        self.plans.in_flight.labels(self.worker).set(num_plans)
+
+    def lost(self, reason: str) -> None:
+        """The term ended; `reason` is a name of the error taxonomy."""
+        self.workers.losses.labels(self.worker, reason).inc()
+
+    def attach_refused(self, reason: str) -> None:
+        """An attach failed, on either side; `reason` is a name of the error taxonomy."""
+        self.workers.attach_refusals.labels(self.worker, reason).inc()
+
+
+def create_metrics(registry: CollectorRegistry) -> CoreMetrics:
+    """All metrics of the core process, registered."""
+    return CoreMetrics(
+        requests=_request_metrics(registry),
+        step=_step_metrics(registry),
+        plans=_plan_metrics(registry),
+        workers=_worker_metrics(registry),
+        build=Info(PREFIX + "build", "Version of this process.", registry=registry),
+        model=Info(PREFIX + "model", "Model that this scheduler serves.", registry=registry),
+    )
+
+
+def _request_metrics(registry: CollectorRegistry) -> RequestMetrics:
+    finished = Counter(PREFIX + "requests_finished", "Requests that ended, by reason.", ["reason"], registry=registry)
+    for reason in FinishReason:
+        finished.labels(reason.name.lower())
+    return RequestMetrics(
+        finished=finished,
+        refused=Counter(
+            PREFIX + "request_rejections", "Requests the core refused or failed.", ["reason"], registry=registry
+        ),
+        running=Gauge(PREFIX + "requests_running", "Requests that hold pages of a worker.", registry=registry),
+        waiting=Gauge(PREFIX + "requests_waiting", "Requests that wait for admission.", registry=registry),
+        prompt_tokens=Counter(PREFIX + "prompt_tokens", "Prompt tokens of ended requests.", registry=registry),
+        output_tokens=Counter(PREFIX + "output_tokens", "Output tokens released.", registry=registry),
+        retractions=Counter(PREFIX + "retractions", "Requests retracted to give their pages back.", registry=registry),
+        migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", registry=registry),
+        queue_seconds=Histogram(
+            PREFIX + "queue_seconds",
+            "From a request's arrival in the core to its first plan.",
+            buckets=QUEUE_SECONDS_BUCKETS,
+            registry=registry,
+        ),
+    )
+
+
+def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
+    seconds = PLAN_SECONDS_BUCKETS
+    return StepMetrics(
+        build_seconds=Histogram(
+            PREFIX + "step_build_seconds", "Time of one core step.", buckets=seconds, registry=registry
+        ),
+        loop_lag_seconds=Histogram(
+            PREFIX + "loop_lag_seconds", "From an event's arrival to its core step.", buckets=seconds, registry=registry
+        ),
+        scheduled_tokens=Counter(
+            PREFIX + "scheduled_tokens", "Tokens planned; a row of one token is decode.", ["phase"], registry=registry
+        ),
+        batch_rows=Histogram(PREFIX + "batch_rows", "Rows of a plan.", buckets=ROWS_BUCKETS, registry=registry),
+        kv_pages=Gauge(PREFIX + "kv_pages", "Usable KV pages of attached workers.", registry=registry),
+        kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages in use.", registry=registry),
+        kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
+    )
+
+
+def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
+    seconds = PLAN_SECONDS_BUCKETS
+    worker = ["worker"]
+    return PlanMetrics(
+        encode_seconds=Histogram(
+            PREFIX + "plan_encode_seconds", "Time to encode one plan.", buckets=seconds, registry=registry
+        ),
+        plan_bytes=Histogram(
+            PREFIX + "plan_bytes", "Size of a plan.", ["encoding"], buckets=PLAN_BYTES_BUCKETS, registry=registry
+        ),
+        rtt_seconds=Histogram(
+            PREFIX + "plan_rtt_seconds", "From a plan's send to its result.", worker, buckets=seconds, registry=registry
+        ),
+        overhead_seconds=Histogram(
+            PREFIX + "plan_overhead_seconds",
+            "Round trip less the worker's own time.",
+            worker,
+            buckets=seconds,
+            registry=registry,
+        ),
+        in_flight=Gauge(PREFIX + "plans_in_flight", "Plans without a result.", worker, registry=registry),
+        nacks=Counter(PREFIX + "plan_nacks", "Plans a worker did not run, by answer.", ["reason"], registry=registry),
+        late_results=Counter(
+            PREFIX + "late_results", "Results that no plan in flight was waiting for.", registry=registry
+        ),
+    )
+
+
+def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
+    return WorkerMetrics(
+        up=Gauge(PREFIX + "worker_up", "1 while the worker is attached.", ["worker"], registry=registry),
+        state=Gauge(PREFIX + "worker_state", "1 at the state last reported.", ["worker", "state"], registry=registry),
+        losses=Counter(
+            PREFIX + "worker_losses", "Terms that ended, by reason.", ["worker", "reason"], registry=registry
+        ),
+        attach_refusals=Counter(
+            PREFIX + "attach_refusals", "Attaches that failed, by reason.", ["worker", "reason"], registry=registry
+        ),
+        epoch=Gauge(PREFIX + "epoch", "Highest epoch this scheduler has attached with.", registry=registry),
+    )

@@ -1,0 +1,165 @@
+"""What the core's state looks like from outside: its figures as metrics, and the views that edges ask for.
+
+Reads the state between two steps, never changes it. No clock: times are arguments.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protos.wire.enums import WorkerState
+from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
+from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
+from scheduler_svc.core.events import StreamKey
+from scheduler_svc.links.statistics import LinkCounts
+from scheduler_svc.metrics import CoreMetrics
+
+
+class ObservedLink(Protocol):
+    """What the load answer needs of a worker link."""
+
+    worker: str
+    counts: LinkCounts
+
+    @property
+    def state(self) -> WorkerState | None:
+        """The attached worker's state; None while none is."""
+        ...
+
+    @property
+    def info(self) -> WorkerInfo | None:
+        """What the attached worker said of itself; None while none is."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans without a result."""
+        ...
+
+
+def model_view(infos: Iterable[WorkerInfo]) -> ModelView:
+    """What every attached worker can do; the first one names the numerics."""
+    attached = list(infos)
+    if not attached:
+        return ModelView()
+    return ModelView(
+        context_tokens=min(info.limits.context_tokens for info in attached),
+        logits_width=min(info.logits_width for info in attached),
+        dtype=attached[0].dtype,
+        numerics=attached[0].numerics,
+        max_logprobs=min(info.limits.max_logprobs for info in attached),
+        serving=True,
+    )
+
+
+def load_view(gauges: CoreGauges, links: Iterable[ObservedLink]) -> LoadView:
+    """The core and all configured workers, attached or not."""
+    by_name = {worker.worker: worker for worker in gauges.workers}
+    return LoadView(
+        requests_running=gauges.running,
+        requests_waiting=gauges.waiting,
+        kv_usage=_usage(gauges),
+        workers=tuple(_worker_view(link, by_name.get(link.worker)) for link in links),
+    )
+
+
+class QueueTimes:
+    """When requests were submitted that no plan has had a row of yet."""
+
+    def __init__(self) -> None:
+        self._submitted_at: dict[int, float] = {}
+        self._handles: dict[StreamKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._submitted_at)
+
+    def submitted(self, stream: StreamKey, handle: int, *, now: float) -> None:
+        """The core has accepted a request."""
+        self._submitted_at[handle] = now
+        self._handles[stream] = handle
+
+    def planned(self, handles: Iterable[int], *, now: float) -> list[float]:
+        """The queue times of those of a plan's rows that are their requests' first."""
+        if not self._submitted_at:
+            return []
+        first = [handle for handle in handles if handle in self._submitted_at]
+        return [now - self._submitted_at.pop(handle) for handle in first]
+
+    def ended(self, stream: StreamKey) -> None:
+        """The request has had its last word."""
+        handle = self._handles.pop(stream, None)
+        if handle is not None:
+            self._submitted_at.pop(handle, None)
+
+
+@dataclass(slots=True)
+class Exporter:
+    """Copies the core's figures to the metrics after a step. Counters of the core only grow."""
+
+    metrics: CoreMetrics
+    _seen: dict[str, int] = field(default_factory=dict)
+
+    def export(self, gauges: CoreGauges, counters: CoreCounters) -> None:
+        """Set gauges, and raise counters by what was added since the last call."""
+        requests, step = self.metrics.requests, self.metrics.step
+        requests.running.set(gauges.running)
+        requests.waiting.set(gauges.waiting)
+        step.kv_pages.set(_pages(gauges))
+        step.kv_pages_used.set(_pages_used(gauges))
+        step.kv_usage_ratio.set(_usage(gauges))
+        for name, counter, value in (
+            ("prompt", requests.prompt_tokens, counters.prompt_tokens),
+            ("output", requests.output_tokens, counters.output_tokens),
+            ("retractions", requests.retractions, counters.retractions),
+            ("migrations", requests.migrations, counters.migrations),
+            ("prefill", step.scheduled_tokens.labels("prefill"), counters.prefill_tokens),
+            ("decode", step.scheduled_tokens.labels("decode"), counters.decode_tokens),
+        ):
+            counter.inc(self._added(name, value))
+        for reason, count in counters.finished.items():
+            label = reason.name.lower()
+            requests.finished.labels(label).inc(self._added(f"finished {label}", count))
+        for refused, count in counters.refused.items():
+            requests.refused.labels(refused).inc(self._added(f"refused {refused}", count))
+
+    def _added(self, name: str, value: int) -> int:
+        added = value - self._seen.get(name, 0)
+        self._seen[name] = value
+        return added
+
+
+def _worker_view(link: ObservedLink, gauges: WorkerGauges | None) -> WorkerView:
+    info = link.info
+    counts = link.counts
+    return WorkerView(
+        name=link.worker,
+        state=link.state,
+        device=info.device if info else "",
+        dtype=info.dtype if info else "",
+        numerics=info.numerics if info else "",
+        kernels=info.kernels if info else "",
+        requests_running=gauges.requests if gauges else 0,
+        pages=sum(gauges.pages) if gauges else 0,
+        pages_used=sum(gauges.pages_used) if gauges else 0,
+        plans_in_flight=link.num_in_flight,
+        plans=counts.plans,
+        plan_rows=counts.plan_rows,
+        plan_bytes=counts.plan_bytes,
+        graph_replays=counts.graph_replays,
+        graph_misses=counts.graph_misses,
+        padded_tokens=counts.padded_tokens,
+    )
+
+
+def _pages(gauges: CoreGauges) -> int:
+    return sum(sum(worker.pages) for worker in gauges.workers)
+
+
+def _pages_used(gauges: CoreGauges) -> int:
+    return sum(sum(worker.pages_used) for worker in gauges.workers)
+
+
+def _usage(gauges: CoreGauges) -> float:
+    pages = _pages(gauges)
+    return _pages_used(gauges) / pages if pages else 0.0
