@@ -1,7 +1,7 @@
 """Which ids of one row may be drawn: top-k, then top-p, then min-p. One row at a time.
 
-Ids are ranked by value, best first, ties by lowest id. A row is worked on alone, in arrays of its own, so that nothing
-of its batch-mates (count, filters, place in the batch) can change a bit of its result.
+Ids rank by value, best first, ties by lowest id. A row is worked on alone, in arrays of its own, so that nothing of its
+batch-mates (count, filters, place in the batch) can change a bit of its result.
 """
 
 import numpy as np
@@ -9,8 +9,8 @@ import torch
 
 Array = np.ndarray
 
-_FIRST_NUCLEUS = 256
-_NUCLEUS_GROWTH = 8
+_FEW = 256
+"""Up to here selecting the best values beats sorting all."""
 
 
 def scaled_row(row: Array, *, best: np.float32, temperature: np.float32) -> Array:
@@ -19,18 +19,6 @@ def scaled_row(row: Array, *, best: np.float32, temperature: np.float32) -> Arra
     with np.errstate(over="ignore"):
         scaled /= temperature
     return scaled
-
-
-def ranked_ids(values: Array, count: int) -> Array:
-    """[min(count, len(values))] int64: ids of the largest values, best first, ties by lowest id."""
-    width = len(values)
-    if count >= width:
-        ids = np.arange(width)
-    else:
-        # Only the value at the border is taken from topk: which of several equal ids it names is unspecified.
-        border = torch.topk(torch.from_numpy(values), count).values[-1].item()
-        ids = np.flatnonzero(values >= np.float32(border))
-    return ids[np.argsort(-values[ids], kind="stable")[:count]]
 
 
 def surviving_ids(scaled: Array, *, top_k: int, top_p: float, min_p: float, floor: float) -> Array:
@@ -48,33 +36,52 @@ def surviving_ids(scaled: Array, *, top_k: int, top_p: float, min_p: float, floo
     lowest = np.float32(floor)
     if top_k == 0 and top_p >= 1:
         return np.flatnonzero(scaled >= lowest)
-    ids = ranked_ids(scaled, top_k) if top_k else None
+    ranked = best_values(scaled, top_k) if top_k else None
     if top_p < 1:
-        ids = _nucleus_of(scaled[ids], ids=ids, top_p=top_p) if ids is not None else _nucleus(scaled, top_p)
-    assert ids is not None
+        ranked = _nucleus_of_row(scaled, top_p) if ranked is None else _nucleus(ranked, top_p, total=_mass(ranked))
+    assert ranked is not None
+    ids = _ids_of_best(scaled, ranked)
     return ids[scaled[ids] >= lowest]
 
 
-def _nucleus(scaled: Array, top_p: float) -> Array:
-    """Nucleus of the whole row, ranked in growing prefixes: a full sort only where the mass needs it."""
-    total = np.exp(scaled).sum(dtype=np.float64)
-    count = _FIRST_NUCLEUS
-    while True:
-        ids = ranked_ids(scaled, count)
-        before = _mass_before(scaled[ids])
-        if count >= len(scaled) or before[-1] >= top_p * total:
-            return ids[before < top_p * total]
-        count *= _NUCLEUS_GROWTH
+def ranked_ids(values: Array, count: int) -> Array:
+    """[min(count, len(values))] int64: ids of the largest values, best first, ties by lowest id."""
+    ids = np.sort(_ids_of_best(values, best_values(values, count)))
+    return ids[np.argsort(-values[ids], kind="stable")]
 
 
-def _nucleus_of(ranked: Array, *, ids: Array, top_p: float) -> Array:
-    """Nucleus of ids that are ranked already; the mass is theirs alone."""
-    total = np.exp(ranked).sum(dtype=np.float64)
-    return ids[_mass_before(ranked) < top_p * total]
+def best_values(values: Array, count: int) -> Array:
+    """[min(count, len(values))] float32: the largest values, best first."""
+    if count <= min(_FEW, len(values)):
+        return torch.topk(torch.from_numpy(values), count).values.numpy()
+    return np.sort(values)[::-1][:count]
 
 
-def _mass_before(ranked: Array) -> Array:
-    """Probability mass, not normalised, of the ids ranked before each one; the first has 0."""
+def _ids_of_best(values: Array, ranked: Array) -> Array:
+    """Ids that have the values `ranked`, the best of `values`; of equal ones at the border the lowest."""
+    border = ranked[-1]
+    above = np.flatnonzero(values > border)
+    at_border = np.flatnonzero(values == border)
+    return np.concatenate([above, at_border[: len(ranked) - len(above)]])
+
+
+def _nucleus_of_row(scaled: Array, top_p: float) -> Array:
+    """Values of the whole row's nucleus, best first; the row is sorted only where a few values hold too little mass."""
+    total = _mass(scaled)
+    for count in (_FEW, len(scaled)):
+        ranked = best_values(scaled, count)
+        nucleus = _nucleus(ranked, top_p, total=total)
+        if len(nucleus) < len(ranked):
+            return nucleus
+    return ranked
+
+
+def _nucleus(ranked: Array, top_p: float, *, total: np.float64) -> Array:
+    """The shortest prefix of `ranked` that holds `top_p` of the mass; the value that crosses is in."""
     before = np.zeros(len(ranked), np.float64)
     np.cumsum(np.exp(ranked[:-1]), dtype=np.float64, out=before[1:])
-    return before
+    return ranked[: np.searchsorted(before, top_p * total, side="left")]
+
+
+def _mass(values: Array) -> np.float64:
+    return np.exp(values).sum(dtype=np.float64)

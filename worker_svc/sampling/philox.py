@@ -15,13 +15,15 @@ _KEY_STEP_1 = np.uint64(0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ROUNDS = 10
+_PIECE = 4096
+"""Elements worked on at once: what fits the cache."""
 
 GUMBEL_MAX = np.float32(-np.log(np.float32(-np.log(1.0 - 2.0**-24))))
 """No noise is above this: u <= 1 - 2^-24."""
 
 
 def noise_words(seeds: Array, *, ids: Array, positions: Array, sample_indices: Array) -> Array:
-    """First output word of each element, uint32. Arguments broadcast against each other.
+    """[n] uint32: first output word of each element. All arguments are [n].
 
     Args:
         seeds: uint64, key: low word, high word.
@@ -29,22 +31,12 @@ def noise_words(seeds: Array, *, ids: Array, positions: Array, sample_indices: A
         positions: of the row's last input token, counter word 1.
         sample_indices: counter word 2.
     """
-    key_0 = seeds.astype(np.uint64) & _LOW
-    key_1 = seeds.astype(np.uint64) >> _HALF
-    counter_0 = ids.astype(np.uint64)
-    counter_1 = positions.astype(np.uint64)
-    counter_2 = sample_indices.astype(np.uint64)
-    counter_3: Array | np.uint64 = np.uint64(0)
-    for _ in range(_ROUNDS):
-        product_0 = counter_0 * _MULTIPLIER_0
-        product_1 = counter_2 * _MULTIPLIER_1
-        counter_0 = (product_1 >> _HALF) ^ counter_1 ^ key_0
-        counter_1 = product_1 & _LOW
-        counter_2 = (product_0 >> _HALF) ^ counter_3 ^ key_1
-        counter_3 = product_0 & _LOW
-        key_0 = (key_0 + _KEY_STEP_0) & _LOW
-        key_1 = (key_1 + _KEY_STEP_1) & _LOW
-    return counter_0.astype(np.uint32)
+    words = np.empty(len(ids), np.uint32)
+    for begin in range(0, len(ids), _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        counter = [part[piece].astype(np.uint64) for part in (ids, positions, sample_indices)]
+        words[piece] = _first_word(counter, keys=seeds[piece].astype(np.uint64))
+    return words
 
 
 def uniforms(words: Array) -> Array:
@@ -56,3 +48,27 @@ def gumbels(words: Array) -> Array:
     """-ln(-ln u), float32."""
     inner = (-np.log(uniforms(words).astype(np.float64))).astype(np.float32)
     return (-np.log(inner.astype(np.float64))).astype(np.float32)
+
+
+def _first_word(counter: list[Array], *, keys: Array) -> Array:
+    """Counter words as uint64 [n] that hold 32 bits; they are used up. Returns word 0 after ten rounds."""
+    word_0, word_1, word_2 = counter
+    word_3 = np.zeros_like(word_0)
+    key_0, key_1 = keys & _LOW, keys >> _HALF
+    product_0, product_1 = np.empty_like(word_0), np.empty_like(word_0)
+    for _ in range(_ROUNDS):
+        np.multiply(word_0, _MULTIPLIER_0, out=product_0)
+        np.multiply(word_2, _MULTIPLIER_1, out=product_1)
+        np.right_shift(product_1, _HALF, out=word_0)
+        word_0 ^= word_1
+        word_0 ^= key_0
+        np.right_shift(product_0, _HALF, out=word_2)
+        word_2 ^= word_3
+        word_2 ^= key_1
+        np.bitwise_and(product_1, _LOW, out=word_1)
+        np.bitwise_and(product_0, _LOW, out=word_3)
+        key_0 += _KEY_STEP_0
+        key_0 &= _LOW
+        key_1 += _KEY_STEP_1
+        key_1 &= _LOW
+    return word_0

@@ -1,17 +1,18 @@
-"""What the rows of one plan gave, filled forward by forward and packed as the result's columns.
+"""What the rows of one plan gave: sampled forward by forward, packed as the result's columns.
 
 Made per plan by the worker and dropped with it. Guards: handle, attempt and position are echoed for every row; a row
 whose hidden state or logits are not finite is FAILED and carries no token, its mates do not notice.
 """
 
 import numpy as np
+from torch import Tensor
 
 from protos.wire.enums import RowFailure, RowStatus
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ResultColumns, ResultLogprobs
-from worker_svc.batch.forward_batch import SamplingGroup
-from worker_svc.sampling.logprobs import SampledLogprobs
-from worker_svc.sampling.sampler import SampledRows
+from worker_svc.batch.forward_batch import LogprobGroup, SamplingGroup
+from worker_svc.sampling.logprobs import SampledLogprobs, sampled_logprobs
+from worker_svc.sampling.sampler import sample
 
 Array = np.ndarray
 
@@ -28,21 +29,17 @@ class RowResults:
         self._logprobs = np.zeros(num_rows, np.float32)
         self._top: dict[int, tuple[Array, Array]] = {}
 
-    def add_sampled(self, sampled: SampledRows, group: SamplingGroup, *, first_row: int) -> None:
-        """Tokens of a forward whose first row is `first_row` of the plan."""
+    def add_sampled(
+        self, logits: Tensor, group: SamplingGroup, *, first_row: int, wanted: LogprobGroup | None = None
+    ) -> None:
+        """Sample a forward whose first row is `first_row` of the plan, with the log-probabilities it wants."""
+        sampled = sample(logits, group)
         rows = first_row + group.rows
         self._statuses[rows] = RowStatus.TOKEN
         self._token_ids[rows] = sampled.token_ids
         self._finite[rows] &= sampled.finite
-
-    def add_logprobs(self, logprobs: SampledLogprobs, group: SamplingGroup, *, first_row: int) -> None:
-        """Log-probabilities of that forward."""
-        rows = first_row + group.rows
-        self._logprobs[rows] = logprobs.tokens
-        ends = np.cumsum(logprobs.top_counts)
-        for k in np.flatnonzero(logprobs.top_counts):
-            span = slice(ends[k] - logprobs.top_counts[k], ends[k])
-            self._top[int(rows[k])] = (logprobs.top_ids[span], logprobs.top_values[span])
+        if wanted is not None:
+            self._add_logprobs(sampled_logprobs(logits, sampled, wanted), rows)
 
     def add_finite(self, finite: Array, *, first_row: int) -> None:
         """[num_reqs] bool of that forward: whether each row's last hidden state is finite, sampling or not."""
@@ -78,6 +75,13 @@ class RowResults:
             output_top_ids=_joined([ids for ids, _ in tops.values()], np.int32) if has_top else None,
             output_top_values=_joined([values for _, values in tops.values()], np.float32) if has_top else None,
         )
+
+    def _add_logprobs(self, logprobs: SampledLogprobs, rows: Array) -> None:
+        self._logprobs[rows] = logprobs.tokens
+        ends = np.cumsum(logprobs.top_counts)
+        for k in np.flatnonzero(logprobs.top_counts):
+            span = slice(ends[k] - logprobs.top_counts[k], ends[k])
+            self._top[int(rows[k])] = (logprobs.top_ids[span], logprobs.top_values[span])
 
 
 def _joined(parts: list[Array], dtype: type[np.generic]) -> Array:

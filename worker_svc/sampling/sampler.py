@@ -5,6 +5,7 @@ position and sample index only, bit for bit; ties go to the lowest id.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ Array = np.ndarray
 
 _ROWS_PER_BLOCK = 16
 _ROUNDING_MARGIN = 1e-3
+_NEAR = np.float32(-4.0)
 _NO_ID = np.iinfo(np.int64).max
 
 
@@ -63,42 +65,78 @@ def host_rows(logits: Tensor, rows: Array) -> list[Array]:
 
 def _draw(rows: list[Array], block: Array, *, group: SamplingGroup, best_ids: Array) -> Array:
     """[len(block)] int64: one drawn id per row. Only integer and elementwise work spans rows."""
-    best_noise = gumbels(
-        noise_words(
-            group.seeds[block],
-            ids=best_ids,
-            positions=group.positions[block],
-            sample_indices=group.sample_indices[block],
-        )
-    )
-    # The best id scores its noise alone, so an id that stays below that with the largest noise there is cannot win.
-    floors = best_noise.astype(np.float64) - float(GUMBEL_MAX) - _ROUNDING_MARGIN
-    ids_of_rows: list[Array] = []
-    values_of_rows: list[Array] = []
-    for row, k, best_id, floor in zip(rows, block, best_ids, floors, strict=True):
+    noise = _Noise(group, block)
+    best_noise = noise.of(np.arange(len(block)), best_ids)
+    survivors: list[_Candidates] = []
+    for place, (row, k, best_id) in enumerate(zip(rows, block, best_ids, strict=True)):
         scaled = scaled_row(row, best=row[best_id], temperature=group.temperatures[k])
         ids = surviving_ids(
             scaled,
             top_k=int(group.top_ks[k]),
             top_p=float(group.top_ps[k]),
             min_p=float(group.min_ps[k]),
-            floor=float(floor),
+            floor=_floor(best_noise[place]),
         )
-        ids_of_rows.append(ids)
-        values_of_rows.append(scaled[ids])
-    counts = np.array([len(ids) for ids in ids_of_rows])
-    ids = np.concatenate(ids_of_rows)
-    words = noise_words(
-        np.repeat(group.seeds[block], counts),
-        ids=ids,
-        positions=np.repeat(group.positions[block], counts),
-        sample_indices=np.repeat(group.sample_indices[block], counts),
-    )
-    return _best_of_segments(np.concatenate(values_of_rows) + gumbels(words), ids, counts=counts)
+        survivors.append(_Candidates(ids, scaled[ids]))
+    # Most rows are decided by the ids near the best one: their best score rules out most of the others unseen.
+    near = [candidates.where(candidates.values >= _NEAR) for candidates in survivors]
+    near_ids, near_scores = _best_of(near, noise)
+    far = [
+        candidates.where((candidates.values < _NEAR) & (candidates.values >= np.float32(_floor(score))))
+        for candidates, score in zip(survivors, near_scores, strict=True)
+    ]
+    far_ids, far_scores = _best_of(far, noise)
+    wins = (far_scores > near_scores) | ((far_scores == near_scores) & (far_ids < near_ids))
+    return np.where(wins, far_ids, near_ids)
 
 
-def _best_of_segments(scores: Array, ids: Array, *, counts: Array) -> Array:
-    """[len(counts)] int64: the id of the largest score of each segment, ties by lowest id."""
-    begins = np.cumsum(counts) - counts
-    best = np.maximum.reduceat(scores, begins)
-    return np.minimum.reduceat(np.where(scores == np.repeat(best, counts), ids, _NO_ID), begins)
+def _floor(score: np.float32) -> float:
+    """An id whose value is below this stays below `score` with the largest noise there is, rounding included."""
+    return float(score) - float(GUMBEL_MAX) - _ROUNDING_MARGIN
+
+
+class _Candidates(NamedTuple):
+    """Ids of one row and their values."""
+
+    ids: Array
+    values: Array
+
+    def where(self, kept: Array) -> "_Candidates":
+        return _Candidates(self.ids[kept], self.values[kept])
+
+
+class _Noise:
+    """The noise of a block of rows."""
+
+    def __init__(self, group: SamplingGroup, block: Array) -> None:
+        self._seeds = group.seeds[block]
+        self._positions = group.positions[block]
+        self._sample_indices = group.sample_indices[block]
+
+    def of(self, places: Array, ids: Array) -> Array:
+        """[n] float32: noise of id `ids[i]` in the block's row `places[i]`."""
+        words = noise_words(
+            self._seeds[places],
+            ids=ids,
+            positions=self._positions[places],
+            sample_indices=self._sample_indices[places],
+        )
+        return gumbels(words)
+
+
+def _best_of(rows: list[_Candidates], noise: _Noise) -> tuple[Array, Array]:
+    """([rows] int64 id of the largest value + noise, ties by lowest id; [rows] float32 that score, -inf if none)."""
+    counts = np.array([len(candidates.ids) for candidates in rows])
+    best_ids = np.full(len(rows), _NO_ID)
+    best_scores = np.full(len(rows), -np.inf, np.float32)
+    if not counts.any():
+        return best_ids, best_scores
+    ids = np.concatenate([candidates.ids for candidates in rows])
+    values = np.concatenate([candidates.values for candidates in rows])
+    scores = values + noise.of(np.repeat(np.arange(len(rows)), counts), ids)
+    filled = np.flatnonzero(counts)
+    begins = (np.cumsum(counts) - counts)[filled]
+    best_scores[filled] = np.maximum.reduceat(scores, begins)
+    is_best = scores == np.repeat(best_scores, counts)
+    best_ids[filled] = np.minimum.reduceat(np.where(is_best, ids, _NO_ID), begins)
+    return best_ids, best_scores

@@ -58,11 +58,17 @@ def test_uniform_is_never_0_or_1_and_noise_is_bounded():
     assert gumbels(extremes).max() <= GUMBEL_MAX
 
 
-def test_words_broadcast():
-    ids = np.arange(5)
-    row = noise_words(np.array(9, np.uint64), ids=ids, positions=np.array(3), sample_indices=np.array(0))
-    assert row.shape == (5,)
-    assert len(set(row.tolist())) == 5
+def test_words_do_not_depend_on_the_number_of_elements():
+    ids = np.arange(10000)
+    seeds = np.full(10000, 2**64 - 1, np.uint64)
+
+    def words(count):
+        zeros = np.zeros(count, np.uint32)
+        return noise_words(seeds[:count], ids=ids[:count], positions=zeros, sample_indices=zeros)
+
+    np.testing.assert_array_equal(words(10000)[:5000], words(5000))
+    np.testing.assert_array_equal(words(10000)[:3], words(3))
+    assert len(words(0)) == 0
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 15, 17, 31, 33, 1000])

@@ -1,0 +1,169 @@
+"""A straightforward scheduler over an Executor: one plan at a time, decode rows first, then prompt chunks.
+
+Every plan is validated and sent through the codec, so what the executor sees are read-only views of bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from protos.wire.codec import decode_plan, encode_plan
+from protos.wire.enums import RowFailure, RowStatus
+from protos.wire.plan import LogprobColumns, SamplingColumns
+from protos.wire.result import ForwardResult
+from protos.wire.validate import validate_plan
+from tests.support import plans
+from worker_svc.executor import Executor
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One sequence to run, and what it gave."""
+
+    prompt_ids: Sequence[int]
+    max_new: int
+    forced_ids: Sequence[int] | None = None
+    """Fed instead of the sampled ids."""
+    stop_ids: Sequence[int] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sample_index: int = 0
+    top_logprobs: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Of each sampled token, where `top_logprobs` is not 0."""
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    failure: RowFailure | None = None
+    pages: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    handle: int = 0
+
+    @property
+    def known_ids(self) -> list[int]:
+        """The prompt and the ids that follow it, those that are fed."""
+        fed = self.token_ids if self.forced_ids is None else self.forced_ids[: len(self.token_ids)]
+        return [*self.prompt_ids, *fed]
+
+    @property
+    def is_done(self) -> bool:
+        if self.failure is not None or len(self.token_ids) >= self.max_new:
+            return True
+        return bool(self.token_ids) and self.token_ids[-1] in self.stop_ids
+
+
+class PlanDriver:
+    """Runs requests to their end on one executor with one full sub-pool."""
+
+    def __init__(self, executor: Executor, *, budget_tokens: int = 256, page_seed: int = 0) -> None:
+        self.executor = executor
+        self.info = executor.worker_info()
+        self.results: list[ForwardResult] = []
+        self._budget_tokens = budget_tokens
+        self._seq = 0
+        (self._pool,) = self.info.sub_pools
+        order = np.random.default_rng(page_seed).permutation(self._pool.num_pages - 1) + 1
+        self._free_pages = order.tolist()
+
+    def run(self, *requests: Request) -> list[list[int]]:
+        """The sampled ids of each request; all start at once."""
+        for handle, request in enumerate(requests, start=1):
+            request.handle = handle
+        waiting = list(requests)
+        while waiting:
+            self._step(waiting)
+            for request in waiting:
+                if request.is_done:
+                    self._free_pages += request.pages
+                    request.pages = []
+            waiting = [request for request in waiting if not request.is_done]
+        return [request.token_ids for request in requests]
+
+    def _step(self, waiting: list[Request]) -> None:
+        rows, placed = self._rows(waiting)
+        self._seq += 1
+        plan = plans.make_plan(
+            rows,
+            info=self.info,
+            seq=self._seq,
+            sampling=_sampling(placed),
+            logprobs=_logprobs(placed),
+        )
+        sample_indices = plans.u32(*(request.sample_index for request, _ in placed))
+        plan = replace(plan, rows=replace(plan.rows, sample_indices=sample_indices))
+        plan = decode_plan(encode_plan(plan))
+        validate_plan(plan, self.info)
+        result = self.executor.execute(plan)
+        self.results.append(result)
+        for row, (request, length) in enumerate(placed):
+            self._consume(request, length, row=row, result=result)
+
+    def _rows(self, waiting: list[Request]) -> tuple[list[plans.Row], list[tuple[Request, int]]]:
+        budget = self._budget_tokens
+        rows, placed = [], []
+        decoding = [request for request in waiting if len(request.known_ids) - request.kv_len == 1 and request.kv_len]
+        for request in decoding + [request for request in waiting if request not in decoding]:
+            length = len(request.known_ids) - request.kv_len
+            if request not in decoding:
+                length = min(length, budget)
+                budget -= length
+            if length == 0 or len(rows) >= self.info.limits.max_rows:
+                continue
+            end = request.kv_len + length
+            while len(request.pages) * self._pool.page_size < end:
+                request.pages.append(self._free_pages.pop())
+            rows.append(
+                plans.Row(
+                    cached=request.kv_len,
+                    extend=length,
+                    samples=int(end == len(request.known_ids)),
+                    handle=request.handle,
+                    ids=request.known_ids[request.kv_len : end],
+                    pages=list(request.pages),
+                )
+            )
+            placed.append((request, length))
+        return rows, placed
+
+    def _consume(self, request: Request, length: int, *, row: int, result: ForwardResult) -> None:
+        columns = result.rows
+        assert columns is not None
+        request.kv_len += length
+        assert columns.handles[row] == request.handle
+        assert columns.positions[row] == request.kv_len - 1
+        if columns.statuses[row] == RowStatus.FAILED:
+            request.failure = RowFailure(int(columns.failures[row]))
+        if columns.statuses[row] != RowStatus.TOKEN:
+            return
+        request.token_ids.append(int(columns.token_ids[row]))
+        if request.top_logprobs:
+            logprobs = result.logprobs
+            span = slice(logprobs.output_top_indptr[row], logprobs.output_top_indptr[row + 1])
+            request.logprobs.append(float(logprobs.output[row]))
+            ids, values = logprobs.output_top_ids[span].tolist(), logprobs.output_top_values[span].tolist()
+            request.top.append(list(zip(ids, values, strict=True)))
+
+
+def _sampling(placed: list[tuple[Request, int]]) -> SamplingColumns | None:
+    requests = [request for request, _ in placed]
+    if not any(request.temperature for request in requests):
+        return None
+    return SamplingColumns(
+        temperatures=plans.f32(*(request.temperature for request in requests)),
+        top_ks=plans.u32(*(request.top_k for request in requests)),
+        top_ps=plans.f32(*(request.top_p for request in requests)),
+        min_ps=plans.f32(*(request.min_p for request in requests)),
+        seeds=plans.u64(*(request.seed for request in requests)),
+    )
+
+
+def _logprobs(placed: list[tuple[Request, int]]) -> LogprobColumns | None:
+    counts = [request.top_logprobs for request, _ in placed]
+    if not any(counts):
+        return None
+    return LogprobColumns(
+        output_wanted=plans.u8(*(int(count > 0) for count in counts)), output_top_counts=plans.u8(*counts)
+    )

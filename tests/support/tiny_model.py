@@ -1,0 +1,88 @@
+"""A model that is a pure function of a row's whole history, read back through the page table.
+
+Its "KV" is the token id and position of each slot. So a wrong slot, page, position or length changes the logits of the
+row it belongs to, and the logits of a history can be computed without any batch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from protos.wire.worker_info import WorkerInfo
+from worker_svc.batch.builder import BatchBuilder
+from worker_svc.model_runner import RunnerOutput
+from worker_svc.runners.dispatch import RunnerDispatch
+from worker_svc.tp_model_worker import TpModelWorker
+
+WIDTH = 211
+POISON = WIDTH - 1
+"""A history that holds this id has a NaN hidden state; the model never prefers it."""
+
+
+def history_logits(history: Sequence[int]) -> np.ndarray:
+    """[WIDTH] float32, a function of the ids and their order only."""
+    logits = (np.random.default_rng(list(history)).normal(size=WIDTH) * 3).astype(np.float32)
+    logits[POISON] = -20
+    return logits
+
+
+class FlatTranslator:
+    """Page p starts at slot p * page_size."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+
+    def slots(self, sub_pool: int, pages: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        return pages * self._page_size + offsets
+
+
+class HistoryRunner:
+    """A ForwardRunner over one full sub-pool."""
+
+    replays_graphs = False
+
+    def __init__(self, info: WorkerInfo) -> None:
+        (self.pool,) = info.sub_pools
+        self.slot_ids = np.full(self.pool.num_pages * self.pool.page_size, -1)
+        self.slot_positions = np.full_like(self.slot_ids, -1)
+        self.batches = []
+
+    def refusal(self, batch):
+        return None
+
+    def forward(self, batch):
+        assert batch.num_tokens > 0
+        batch.check()
+        self.batches.append(batch)
+        (pages,) = batch.page_groups
+        slots = pages.out_cache_loc.numpy()
+        self.slot_ids[slots] = batch.input_ids.numpy()
+        self.slot_positions[slots] = batch.positions.numpy()
+        histories = [self._history(batch, pages, row) for row in range(batch.num_reqs)]
+        wanted = np.searchsorted(batch.last_token_rows.numpy(), batch.logits_rows.numpy())
+        logits = [history_logits(histories[row]) for row in wanted]
+        finite = torch.tensor([POISON not in history for history in histories])
+        return RunnerOutput(
+            last_hidden=torch.zeros(batch.num_reqs, 1),
+            logits=torch.from_numpy(np.array(logits, np.float32).reshape(-1, WIDTH)),
+            finite=finite,
+        )
+
+    def _history(self, batch, pages, row) -> list[int]:
+        row_pages = pages.kv_indices_host[pages.kv_indptr_host[row] : pages.kv_indptr_host[row + 1]]
+        slots = (row_pages[:, None] * self.pool.page_size + np.arange(self.pool.page_size)).ravel()
+        slots = slots[: batch.seq_lens_host[row]]
+        assert self.slot_positions[slots].tolist() == list(range(len(slots)))
+        return self.slot_ids[slots].tolist()
+
+
+def tiny_worker(info: WorkerInfo, runners=None) -> TpModelWorker:
+    """A TpModelWorker around the history model."""
+    (pool,) = info.sub_pools
+    builder = BatchBuilder(
+        translator=FlatTranslator(pool.page_size), page_sizes=(pool.page_size,), device=torch.device("cpu")
+    )
+    return TpModelWorker(
+        info=info, builder=builder, dispatch=RunnerDispatch(runners if runners is not None else [HistoryRunner(info)])
+    )

@@ -1,0 +1,96 @@
+"""TpModelWorker: one rank that turns a plan into a result. Build, dispatch, sample, pack.
+
+Coordinates only: how each step is done is in the parts it is given. Knows nothing of grpc, order or requests, and keeps
+nothing of a plan once its result is returned.
+"""
+
+import torch
+
+from protos.wire.digest import plan_digest
+from protos.wire.enums import GraphRefusal
+from protos.wire.errors import DeviceFault
+from protos.wire.plan import ForwardPlan, GraphChoice
+from protos.wire.result import ForwardOutcome, ForwardResult
+from protos.wire.validate_features import check_column_features, check_forward_features
+from protos.wire.worker_info import WorkerInfo
+from worker_svc.batch.builder import BatchBuilder
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.forward_mode import traits_of
+from worker_svc.runners.dispatch import RunnerDispatch
+from worker_svc.runners.stage_clock import Stage, StageClock
+from worker_svc.sampling.row_results import RowResults
+
+
+class TpModelWorker:
+    """An `Executor`. Made by `worker_svc/build.py`, used by the one thread that owns the device."""
+
+    def __init__(self, *, info: WorkerInfo, builder: BatchBuilder, dispatch: RunnerDispatch) -> None:
+        self._info = info
+        self._builder = builder
+        self._dispatch = dispatch
+
+    def worker_info(self) -> WorkerInfo:
+        """Geometry, limits and features; the same object for the process's life."""
+        return self._info
+
+    def execute(self, plan: ForwardPlan) -> ForwardResult:
+        """Run a validated plan and wait for its result.
+
+        Raises:
+            UnsupportedFeature: before the device is touched, when the plan needs what this worker lacks.
+            DeviceFault: the device can no longer be used.
+        """
+        check_column_features(plan, self._info)
+        check_forward_features(plan, self._info)
+        clock = StageClock()
+        results = RowResults(plan)
+        try:
+            with torch.inference_mode():
+                batches = self._builder.build(plan)
+                clock.lap(Stage.HOST_TO_DEVICE)
+                outcomes = tuple(
+                    self._run(batch, results, first_row=forward.row_begin, clock=clock)
+                    for forward, batch in zip(plan.forwards, batches, strict=True)
+                )
+        except RuntimeError as error:
+            # torch has no narrower type for what a device or its memory can do to a running forward.
+            raise DeviceFault("a forward failed on the device", plan_seq=plan.identity.seq) from error
+        rows, logprobs, digest = results.columns(), results.logprobs(), plan_digest(plan)
+        clock.lap(Stage.DEVICE_TO_HOST)
+        return ForwardResult(
+            identity=plan.identity,
+            rows=rows,
+            forwards=outcomes,
+            timings=clock.timings(),
+            logprobs=logprobs,
+            plan_digest=digest,
+        )
+
+    def reset(self) -> None:
+        """Nothing outlives a plan here, and `execute` waits for the device: there is nothing to forget."""
+
+    def close(self) -> None:
+        """Let go of weights, pools and runners; no plan may follow."""
+        self._dispatch = RunnerDispatch(())
+
+    def _run(self, batch: ForwardBatch, results: RowResults, *, first_row: int, clock: StageClock) -> ForwardOutcome:
+        dispatched = self._dispatch.choose(batch)
+        if not traits_of(batch.forward_mode).runs_model:
+            return _outcome(batch, graph=dispatched.graph, forward_ns=0)
+        output = dispatched.runner.forward(batch)
+        results.add_finite(output.finite.cpu().numpy(), first_row=first_row)
+        forward_ns = clock.lap(Stage.FORWARD)
+        if batch.sampling is not None:
+            results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
+        clock.lap(Stage.SAMPLE)
+        return _outcome(batch, graph=dispatched.graph, forward_ns=forward_ns)
+
+
+def _outcome(batch: ForwardBatch, *, graph: GraphChoice | GraphRefusal, forward_ns: int) -> ForwardOutcome:
+    return ForwardOutcome(
+        mode=batch.forward_mode,
+        graph=graph,
+        real_tokens=batch.num_tokens,
+        padded_tokens=0,
+        forward_ns=forward_ns,
+    )
