@@ -39,7 +39,9 @@ def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]
             if not resolves_references:
                 continue
             source = request.sample_source
-        if not _has_pages(state, worker, request, seq_len=position + 1):
+        holding = request.holding
+        assert holding is not None
+        if position >= holding.allocated_len and not _has_pages(state, worker, request, seq_len=position + 1):
             continue
         rows.append(PlannedRow(request, request.attempt, position, seq_len=position + 1, samples=True, source=source))
     return rows

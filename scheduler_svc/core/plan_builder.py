@@ -80,8 +80,8 @@ def _token_columns(batch: Batch) -> TokenColumns:
     return TokenColumns(
         ids=ids,
         sources=sources,
-        ref_seqs=np.array([source.plan_seq for source in found], dtype=np.uint64),
-        ref_rows=np.array([source.row for source in found], dtype=np.uint32),
+        ref_seqs=np.array([seq for seq, _ in found], dtype=np.uint64),
+        ref_rows=np.array([row for _, row in found], dtype=np.uint32),
     )
 
 

@@ -12,7 +12,6 @@ planned_len is being sampled by the plan that `sample_source` names.
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
 
 from scheduler_svc.core.events import RequestSpec
 from scheduler_svc.memory.worker_memory import PageHolding
@@ -38,11 +37,8 @@ _LEGAL = {
 }
 
 
-class TokenSource(NamedTuple):
-    """Which row of which plan samples a token."""
-
-    plan_seq: int
-    row: int
+TokenSource = tuple[int, int]
+"""Which plan (its seq) samples a token, and in which row."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +62,12 @@ class Request:
     failures: int = 0
     """Row failures since the last token."""
     samples_at_random: bool = field(init=False)
+    final_kv_len: int = field(init=False)
+    """Positions that need KV if the request ends by length: the last token needs none."""
 
     def __post_init__(self) -> None:
         self.samples_at_random = self.spec.sampling.temperature > 0
+        self.final_kv_len = self.prompt_len + self.spec.max_tokens - 1
 
     @property
     def sampled_len(self) -> int:
@@ -79,11 +78,6 @@ class Request:
     def output_len(self) -> int:
         """Output tokens known."""
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def final_kv_len(self) -> int:
-        """Positions that need KV if the request ends by length: the last token needs none."""
-        return self.prompt_len + self.spec.max_tokens - 1
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the status; an illegal transition is a bug."""

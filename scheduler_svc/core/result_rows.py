@@ -1,6 +1,5 @@
-"""A result's columns read against the plan they answer: one `RowAnswer` a row."""
+"""A result's columns read against the plan they answer: one answer a row."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,33 +10,27 @@ from scheduler_svc.core.batch import PlanInFlight
 from scheduler_svc.core.events import TokenLogprob
 
 
-class RowAnswer(NamedTuple):
-    """What one row gave."""
+class RowAnswers(NamedTuple):
+    """What the rows gave, one element a row."""
 
-    token_id: int
+    token_ids: list[int]
     """0 unless the row sampled."""
-    failure: RowFailure | None
-    """Also set when the answer is not one this row can have."""
-    logprob: TokenLogprob | None
+    failures: list[int]
+    """Values of `RowFailure`, 0 for a good answer. Also set when the answer is not one the row can have."""
+    logprobs: list[tuple[TokenLogprob, ...]]
+    """Empty unless asked for."""
 
 
-def read_answers(plan: PlanInFlight, result: ForwardResult, *, logits_width: int) -> Iterator[RowAnswer]:
+def read_answers(plan: PlanInFlight, result: ForwardResult, *, logits_width: int) -> RowAnswers:
     """One answer per planned row, in order. A row whose answer does not match counts as failed."""
     columns = result.rows
     num_rows = len(plan.rows)
+    nothing: list[tuple[TokenLogprob, ...]] = [()] * num_rows
     if columns is None or len(columns.handles) != num_rows:
-        yield from [RowAnswer(0, RowFailure.LIMIT, None)] * num_rows
-        return
-    token_ids = columns.token_ids.tolist()
+        return RowAnswers([0] * num_rows, [int(RowFailure.LIMIT)] * num_rows, nothing)
     failures = _failures(plan, columns, logits_width=logits_width).tolist()
-    wants = [row.samples and row.request.spec.output_logprobs for row in plan.rows]
-    for index, (token_id, failure, wanted) in enumerate(zip(token_ids, failures, wants, strict=True)):
-        if failure:
-            yield RowAnswer(0, RowFailure(failure), None)
-        elif wanted and result.logprobs is not None:
-            yield RowAnswer(token_id, None, _logprob(result.logprobs, index))
-        else:
-            yield RowAnswer(token_id, None, None)
+    logprobs = nothing if result.logprobs is None else _all_logprobs(plan, result.logprobs)
+    return RowAnswers(columns.token_ids.tolist(), failures, logprobs)
 
 
 def _failures(plan: PlanInFlight, columns: ResultColumns, *, logits_width: int) -> np.ndarray:
@@ -55,12 +48,17 @@ def _failures(plan: PlanInFlight, columns: ResultColumns, *, logits_width: int) 
     return np.where(good, 0, np.where(known, given, RowFailure.LIMIT))
 
 
-def _logprob(logprobs: ResultLogprobs, row: int) -> TokenLogprob | None:
+def _all_logprobs(plan: PlanInFlight, logprobs: ResultLogprobs) -> list[tuple[TokenLogprob, ...]]:
+    wanted = [row.samples and row.request.spec.output_logprobs for row in plan.rows]
+    return [_logprob(logprobs, row) if want else () for row, want in enumerate(wanted)]
+
+
+def _logprob(logprobs: ResultLogprobs, row: int) -> tuple[TokenLogprob, ...]:
     if logprobs.output is None:
-        return None
+        return ()
     value = float(logprobs.output[row])
     indptr, ids, values = logprobs.output_top_indptr, logprobs.output_top_ids, logprobs.output_top_values
     if indptr is None or ids is None or values is None:
-        return TokenLogprob(logprob=value)
+        return (TokenLogprob(logprob=value),)
     span = slice(int(indptr[row]), int(indptr[row + 1]))
-    return TokenLogprob(logprob=value, top_ids=tuple(ids[span].tolist()), top_values=tuple(values[span].tolist()))
+    return (TokenLogprob(logprob=value, top_ids=tuple(ids[span].tolist()), top_values=tuple(values[span].tolist())),)

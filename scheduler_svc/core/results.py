@@ -6,10 +6,10 @@ A row counts only if handle, attempt and position are those planned, and the req
 from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import DataFault, EngineError, InternalFault
 from protos.wire.result import ForwardResult, PlanRejection
-from scheduler_svc.core.batch import PlanInFlight, PlannedRow
-from scheduler_svc.core.events import Instruction, ResultReceived, TokensReleased
+from scheduler_svc.core.batch import PlanInFlight
+from scheduler_svc.core.events import Instruction, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
-from scheduler_svc.core.result_rows import RowAnswer, read_answers
+from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
 from scheduler_svc.core.transitions import fail, finish, requeue, rewind
@@ -29,14 +29,20 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         _reject(state, plan, event.result.rejection, out=out)
         return
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
-    for row, answer in zip(plan.rows, answers, strict=True):
+    rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
+    for row, token_id, failure, logprobs in rows:
         request = row.request
         if request.attempt != row.attempt:
             state.counters.late_rows += 1
-        elif answer.failure is not None:
-            _retry_row(state, request, failure=answer.failure, out=out)
-        else:
-            _advance(state, worker, row, answer=answer, out=out)
+            continue
+        if failure:
+            _retry_row(state, request, failure=RowFailure(failure), out=out)
+            continue
+        request.kv_len = row.seq_len
+        if row.samples:
+            _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
+        if worker.has_windows and request.holding is not None:
+            worker.memory.give_up_passed(request.holding, request.kv_len)
 
 
 def _is_next(worker: WorkerState, result: ForwardResult) -> bool:
@@ -47,26 +53,21 @@ def _is_next(worker: WorkerState, result: ForwardResult) -> bool:
     return identity.seq == worker.in_flight[0].seq
 
 
-def _advance(
-    state: SchedulerState, worker: WorkerState, row: PlannedRow, *, answer: RowAnswer, out: list[Instruction]
+def _commit(
+    state: SchedulerState,
+    request: Request,
+    *,
+    token_id: int,
+    logprobs: tuple[TokenLogprob, ...],
+    out: list[Instruction],
 ) -> None:
-    request = row.request
-    request.kv_len = row.seq_len
-    if row.samples:
-        _commit(state, request, answer=answer, out=out)
-    if request.holding is not None and worker.has_windows:
-        worker.memory.give_up_passed(request.holding, request.kv_len)
-
-
-def _commit(state: SchedulerState, request: Request, *, answer: RowAnswer, out: list[Instruction]) -> None:
-    token_id = answer.token_id
     position = request.output_len
     request.tokens.append(token_id)
     request.failures = 0
     state.counters.output_tokens += 1
-    logprobs = (answer.logprob,) if answer.logprob is not None else ()
-    out.append(TokensReleased(stream=request.spec.stream, first_pos=position, token_ids=(token_id,), logprobs=logprobs))
-    reason = finish_reason(request, token_id)
+    spec = request.spec
+    out.append(TokensReleased(stream=spec.stream, first_pos=position, token_ids=(token_id,), logprobs=logprobs))
+    reason = finish_reason(spec, token_id, output_len=position + 1)
     if reason is not None:
         stop = token_id if reason is FinishReason.STOP else None
         finish(state, request, reason=reason, out=out, stop_token_id=stop)

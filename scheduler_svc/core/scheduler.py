@@ -22,7 +22,7 @@ from scheduler_svc.core.events import (
 from scheduler_svc.core.placement import admit_waiting
 from scheduler_svc.core.plan_builder import build_plan
 from scheduler_svc.core.policy import decay_ratio
-from scheduler_svc.core.request import RequestStatus, TokenSource
+from scheduler_svc.core.request import RequestStatus
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
 from scheduler_svc.core.transitions import accept, fail, finish, refuse, requeue
@@ -128,11 +128,12 @@ def _send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction
 
 
 def _mark_planned(worker: WorkerState, batch: Batch) -> None:
+    seq = worker.next_seq
     for index, row in enumerate(batch.rows()):
         request = row.request
         request.planned_len = row.seq_len
         if row.samples:
-            request.sample_source = TokenSource(worker.next_seq, index)
+            request.sample_source = (seq, index)
     for row in batch.extend:
         if row.samples:
             row.request.move_to(RequestStatus.RUNNING)

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from protos.wire.enums import Feature, ForwardMode
+from protos.wire.enums import Feature, ForwardMode, SubPoolKind
 from protos.wire.errors import UnsupportedFeature
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 from protos.wire.worker_info import WorkerInfo
@@ -33,15 +33,12 @@ class WorkerState:
     row_limit: int
     """Most requests on the worker; leaves room for one page of prefill beside them."""
     resolves_references: bool
+    has_windows: bool
+    """Whether a sub-pool gives up pages."""
     next_seq: int = 1
     running: dict[int, Request] = field(default_factory=dict)
     """By handle, in order of admission."""
     in_flight: deque[PlanInFlight] = field(default_factory=deque)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether a sub-pool gives up pages."""
-        return len(self.memory.windows) > 1
 
     @property
     def has_room(self) -> bool:
@@ -85,4 +82,5 @@ def attach(event: WorkerAttached, settings: CoreSettings) -> WorkerState:
         token_limit=token_limit,
         row_limit=max(1, min(info.limits.max_rows, MAX_PLAN_ROWS, token_limit - page_size + 1)),
         resolves_references=Feature.TOKEN_REFERENCES in info.features,
+        has_windows=any(pool.kind == SubPoolKind.WINDOW for pool in info.sub_pools),
     )
