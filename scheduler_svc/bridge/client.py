@@ -79,8 +79,10 @@ class BridgeClient:
         try:
             body = await read_body(self._reader)
         except ConnectionError:
-            return None
+            body = None
         if body is None:
+            if self._writer is not None:
+                self._writer.close()
             return None
         try:
             return CoreToEdge.FromString(body)
