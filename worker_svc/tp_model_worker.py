@@ -7,16 +7,15 @@ nothing of a plan once its result is returned.
 import torch
 
 from protos.wire.digest import plan_digest
-from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
-from protos.wire.plan import ForwardPlan, GraphChoice
+from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardOutcome, ForwardResult
 from protos.wire.validate_features import check_column_features, check_forward_features
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import traits_of
-from worker_svc.runners.dispatch import RunnerDispatch
+from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
 from worker_svc.runners.stage_clock import Stage, StageClock
 from worker_svc.sampling.row_results import RowResults
 
@@ -76,20 +75,20 @@ class TpModelWorker:
     def _run(self, batch: ForwardBatch, results: RowResults, *, first_row: int, clock: StageClock) -> ForwardOutcome:
         dispatched = self._dispatch.choose(batch)
         if not traits_of(batch.forward_mode).runs_model:
-            return _outcome(batch, graph=dispatched.graph, forward_ns=0)
+            return _outcome(batch, dispatched, forward_ns=0)
         output = dispatched.runner.forward(batch)
         results.add_finite(output.finite.cpu().numpy(), first_row=first_row)
         forward_ns = clock.lap(Stage.FORWARD)
         if batch.sampling is not None:
             results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
         clock.lap(Stage.SAMPLE)
-        return _outcome(batch, graph=dispatched.graph, forward_ns=forward_ns)
+        return _outcome(batch, dispatched, forward_ns=forward_ns)
 
 
-def _outcome(batch: ForwardBatch, *, graph: GraphChoice | GraphRefusal, forward_ns: int) -> ForwardOutcome:
+def _outcome(batch: ForwardBatch, dispatched: Dispatched, *, forward_ns: int) -> ForwardOutcome:
     return ForwardOutcome(
         mode=batch.forward_mode,
-        graph=graph,
+        graph=dispatched.graph,
         real_tokens=batch.num_tokens,
         padded_tokens=0,
         forward_ns=forward_ns,
