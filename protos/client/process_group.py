@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from protos.wire.errors import FaultError, UnavailableError
 
@@ -112,9 +112,13 @@ class ProcessGroup:
 
 def _is_serving(command: ServiceCommand) -> bool:
     with grpc.insecure_channel(command.health_target, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
         try:
-            reply = stub.Check(health_pb2.HealthCheckRequest(service=command.health_service), timeout=1.0)
+            reply = check(health_pb2.HealthCheckRequest(service=command.health_service), timeout=1.0)
         except grpc.RpcError:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
