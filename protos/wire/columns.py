@@ -5,6 +5,7 @@ Knows nothing of protobuf beyond attributes. Guards: no column can be forgotten 
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,30 @@ RESULT_LOGPROBS = (
     *_optional(F32, "prompt_top_values", beside="prompt_top_indptr"),
 )
 RESULT_HIDDEN_STATES = (*_required(U32, "indptr"), *_required(U8, "states"))
+
+PLAN_MESSAGES = MappingProxyType(
+    {
+        "RowColumns": ROWS,
+        "TokenColumns": TOKENS,
+        "PageTable": PAGE_TABLE,
+        "PageOperations": PAGE_OPERATIONS,
+        "SamplingColumns": SAMPLING,
+        "PenaltyColumns": PENALTIES,
+        "MaskColumns": MASKS,
+        "Mask": MASK,
+        "LogprobColumns": LOGPROBS,
+        "PlanDelta": DELTA,
+        "WriteWindow": WRITE_WINDOW,
+    }
+)
+RESULT_MESSAGES = MappingProxyType(
+    {
+        "ResultColumns": RESULT_ROWS,
+        "ResultLogprobs": RESULT_LOGPROBS,
+        "ResultHiddenStates": RESULT_HIDDEN_STATES,
+    }
+)
+"""The columns of every message that has some, by the message's name."""
 
 
 def pack(columns: tuple[Column, ...], source: object, message: Any) -> None:

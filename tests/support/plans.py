@@ -234,7 +234,7 @@ def make_rich_plan(info: WorkerInfo | None = None, *, seq: int = 9) -> ForwardPl
             min_ps=f32(0, 0, 0, 0.1),
             seeds=u64(1, 2, 3, 2**64 - 1),
             bias_indptr=u32(0, 2, 2, 2, 3),
-            bias_ids=u32(1, 49151, 7),
+            bias_ids=u32(1, info.logits_width - 1, 7),
             bias_values=f32(-1, 2.5, 100),
         ),
         penalties=PenaltyColumns(
