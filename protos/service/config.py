@@ -90,8 +90,12 @@ class _Merge:
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process's environment, for those who start child processes."""
-    return dict(os.environ)
+    """A copy of the process's environment, for those who start child processes.
+
+    GRPC_VERBOSITY is ERROR in it unless it was set: gRPC's C core reads it while `grpc` is imported, and would else
+    write to the child's standard error what reaches callers as a status anyway.
+    """
+    return {"GRPC_VERBOSITY": "ERROR", **os.environ}
 
 
 def load_config(

@@ -9,12 +9,23 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, MutableMapping
+from enum import StrEnum
 from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor
 
-LEVELS = ("debug", "info", "warning", "error")
+
+class LogLevel(StrEnum):
+    """What is logged; the type of each process's `log_level` setting."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LEVELS = tuple(LogLevel)
 
 _CONTENT = frozenset(
     {
@@ -33,7 +44,7 @@ def configure_logs(*, level: str, json_lines: bool, process: str, stream: TextIO
     """Send the root logger's records to `stream` (absent: standard error).
 
     Args:
-        level: one of LEVELS.
+        level: a LogLevel or its text.
         json_lines: one JSON object a line, or text for people.
         process: name of this process, a field of every line.
         stream: for tests.
@@ -67,7 +78,7 @@ def install_level_signals(loop: asyncio.AbstractEventLoop) -> None:
 
 def _shift_level(steps: int) -> None:
     now = logging.getLevelName(logging.getLogger().level).lower()
-    index = LEVELS.index(now) if now in LEVELS else LEVELS.index("info")
+    index = LEVELS.index(LogLevel(now)) if now in LEVELS else LEVELS.index(LogLevel.INFO)
     level = LEVELS[min(max(index + steps, 0), len(LEVELS) - 1)]
     logger.warning("log level changed", extra={"level_now": level})
     set_level(level)

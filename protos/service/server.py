@@ -1,6 +1,7 @@
 """Builds gRPC servers with explicit limits, binds their ports with clear errors, and serves health and reflection.
 
-Knows no servicer of ours. Set GRPC_VERBOSITY in the environment to hear gRPC's own C core, which is silent otherwise.
+Knows no servicer of ours. gRPC's C core writes notes to standard error unless GRPC_VERBOSITY=ERROR is in the
+environment before `grpc` is imported, as it is for processes started with `config.environment()`.
 """
 
 import errno

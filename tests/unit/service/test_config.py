@@ -221,6 +221,15 @@ def test_the_process_environment_is_read_when_none_is_given(monkeypatch):
     assert config.environment()["FORWARDPLANE_NAME"] == "from here"
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "ERROR"), ("DEBUG", "DEBUG")])
+def test_children_hear_nothing_from_grpc_unless_asked_to(monkeypatch, given, expected):
+    monkeypatch.setenv("GRPC_VERBOSITY", given or "")
+    if given is None:
+        monkeypatch.delenv("GRPC_VERBOSITY")
+
+    assert config.environment()["GRPC_VERBOSITY"] == expected
+
+
 def test_the_copy_of_the_environment_is_a_copy(monkeypatch):
     config.environment()["FORWARDPLANE_X"] = "1"
 
