@@ -49,7 +49,7 @@ class FileEpoch:
         return self._epoch
 
     def overtake(self, highest_epoch: int) -> bool:
-        """No higher than it is: a worker that saw more means that another scheduler took over, or the file went back."""
+        """Never rises: a worker that saw more means that another scheduler took over, or that the file went back."""
         return self._epoch > highest_epoch
 
 

@@ -29,6 +29,8 @@ from scheduler_svc.metrics import LinkMetrics
 
 # A watch that wakes this much too late was held up by its own process, so it says nothing of the worker.
 _OWN_STALL_S = 0.25
+# Longest sleep of the watch: a plan sent meanwhile may be due earlier than what the watch sleeps for.
+_WATCH_S = 0.5
 
 
 class LinkListener(Protocol):
@@ -196,8 +198,9 @@ class WorkerSession:
 
     async def _watch(self) -> None:
         while True:
-            due = self._liveness.next_check()
-            await asyncio.sleep(max(0.0, due - self._parts.clock()))
+            begun = self._parts.clock()
+            due = min(max(begun, self._liveness.next_check()), begun + _WATCH_S)
+            await asyncio.sleep(due - begun)
             now = self._parts.clock()
             if now - due > _OWN_STALL_S:
                 self._liveness.forgive(now)

@@ -1,7 +1,6 @@
 """WorkerService over an exact fake worker, in this process, with faults on request. One plan at a time, in order."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -120,7 +119,6 @@ async def _next_unless(iterator, broken: asyncio.Event):
         await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
         return following.result() if following.done() else None
     finally:
-        for task in (following, waiting):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        following.cancel()
+        waiting.cancel()
+        await asyncio.gather(following, waiting, return_exceptions=True)

@@ -1,0 +1,62 @@
+import pytest
+
+from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
+from protos.wire.errors import InvalidModelFile
+from protos.wire.plan import GraphChoice
+from protos.wire.result import ForwardOutcome, PlanTimings
+from scheduler_svc.links.fingerprints import ExpectedModel, check_model
+from scheduler_svc.links.statistics import InFlight, LinkCounts, worker_seconds
+from tests.support.plans import make_info
+from tests.support.results import make_result
+
+
+def outcome(graph, padded):
+    return ForwardOutcome(mode=ForwardMode.DECODE, graph=graph, real_tokens=3, padded_tokens=padded, forward_ns=1)
+
+
+def test_counts_add_up_over_plans_and_results():
+    counts = LinkCounts()
+    counts.sent(rows=3, size=100)
+    counts.sent(rows=2, size=50)
+    replay = outcome(GraphChoice(phase=GraphPhase.DECODE, bucket=4), padded=1)
+    counts.answered(make_result(forwards=(replay, outcome(GraphRefusal.DISABLED, padded=0))))
+    counts.answered(make_result(forwards=(outcome(GraphRefusal.MODE, padded=0),)))
+    assert counts == LinkCounts(plans=2, plan_rows=5, plan_bytes=150, graph_replays=1, graph_misses=2, padded_tokens=1)
+
+
+def test_plans_in_flight_leave_with_their_round_trip():
+    in_flight = InFlight()
+    in_flight.add(1, 10.0)
+    in_flight.add(2, 11.0)
+    assert (len(in_flight), in_flight.oldest()) == (2, 1)
+    assert in_flight.pop(1, 12.5) == 2.5
+    assert (len(in_flight), in_flight.oldest()) == (1, 2)
+    in_flight.pop(2, 12.5)
+    assert in_flight.oldest() is None
+
+
+def test_a_workers_time_is_the_sum_of_its_parts():
+    names = list(PlanTimings.__dataclass_fields__)
+    timings = PlanTimings(**{name: 10**index for index, name in enumerate(names)})
+    assert worker_seconds(timings) == pytest.approx(int("1" * len(names)) / 1e9)
+
+
+def expected(**changes):
+    fingerprints = make_info().fingerprints
+    values = {
+        "name": "m",
+        "tokenizer_fingerprint": fingerprints.tokenizer,
+        "weights_fingerprint": fingerprints.weights,
+    }
+    return ExpectedModel(**(values | changes))
+
+
+def test_equal_fingerprints_pass():
+    check_model(make_info(), expected())
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "weights"])
+def test_a_differing_fingerprint_is_refused_by_name(name):
+    with pytest.raises(InvalidModelFile, match=name) as caught:
+        check_model(make_info(), expected(**{f"{name}_fingerprint": "0" * 64}))
+    assert caught.value.field == f"fingerprints.{name}"

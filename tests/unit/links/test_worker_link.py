@@ -1,0 +1,351 @@
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from protos.forwardplane.v1.worker_pb2 import DrainNotice, ExecuteReply, Gap, NeedFull, ResultMessage, Stale
+from protos.service.channel import plan_channel
+from protos.wire.codec import checksum, encode_result
+from protos.wire.enums import WorkerState
+from protos.wire.errors import DataFault, StaleEpoch
+from protos.wire.result import ForwardResult
+from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerLost
+from scheduler_svc.links.epoch import FileEpoch, WorkersEpoch
+from scheduler_svc.links.fingerprints import ExpectedModel
+from scheduler_svc.links.session import SessionSettings
+from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
+from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
+from tests.support.core_harness import small_info
+from tests.support.fake_worker_server import FakeWorkerServer
+from tests.support.plans import extend, make_identity, make_plan
+
+LIMIT_S = 5.0
+SESSION = SessionSettings(open_timeout_s=1.0, plan_timeout_s=0.3, report_interval_ms=20, report_lost_s=0.3)
+
+
+class Listener:
+    def __init__(self):
+        self.events: list[object] = []
+        self.changed = asyncio.Event()
+
+    def worker_event(self, event):
+        self._add(event)
+
+    def worker_fenced(self, worker, error):
+        self._add(error)
+
+    def _add(self, event):
+        self.events.append(event)
+        self.changed.set()
+
+    async def until(self, kind, count=1):
+        """The events of `kind`, as soon as there are so many."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(found := [event for event in self.events if isinstance(event, kind)]) < count:
+                self.changed.clear()
+                await self.changed.wait()
+        return found
+
+
+@dataclass
+class Rig:
+    server: FakeWorkerServer
+    listener: Listener
+    link: WorkerLink
+    registry: CollectorRegistry
+    seq: int = 0
+    plans: list[object] = field(default_factory=list)
+
+    def send(self):
+        attached = next(event for event in reversed(self.listener.events) if isinstance(event, WorkerAttached))
+        self.seq += 1
+        identity = make_identity(
+            seq=self.seq, budget_ms=0, epoch=attached.epoch, term=attached.term, incarnation=attached.info.incarnation
+        )
+        plan = make_plan([extend(0, 5)], info=attached.info, identity=identity)
+        self.plans.append(plan)
+        self.link.send(plan)
+
+    def metric(self, name, **labels):
+        return self.registry.get_sample_value(PREFIX + name, labels)
+
+
+def expected_of(info, **changes):
+    values = {
+        "name": "m",
+        "tokenizer_fingerprint": info.fingerprints.tokenizer,
+        "weights_fingerprint": info.fingerprints.weights,
+    }
+    return ExpectedModel(**(values | changes))
+
+
+@asynccontextmanager
+async def rig(*, server=None, epoch=None, session=SESSION, expected=None, absent_on=None):
+    server = server or FakeWorkerServer(small_info(window=2))
+    address = await server.start() if absent_on is None else f"127.0.0.1:{absent_on}"
+    registry = CollectorRegistry()
+    metrics = create_metrics(registry)
+    listener = Listener()
+    settings = LinkSettings(
+        session=session, attach_timeout_s=1.0, reattach_min_s=0.01, reattach_max_s=0.05, scheduler_name="test"
+    )
+    parts = LinkParts(
+        listener=listener,
+        metrics=LinkMetrics(metrics.plans, metrics.workers, "w0"),
+        epoch=epoch or WorkersEpoch(),
+        expected=expected or expected_of(server.info),
+        open_channel=lambda worker: plan_channel(address),
+        clock=time.monotonic,
+    )
+    link = WorkerLink("w0", settings=settings, parts=parts)
+    running = asyncio.create_task(link.run())
+    try:
+        yield Rig(server, listener, link, registry)
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await server.stop()
+        if not running.cancelled():
+            running.result()
+
+
+async def test_a_worker_is_attached_and_answers_plans_in_order():
+    async with rig() as r:
+        (attached,) = await r.listener.until(WorkerAttached)
+        assert (attached.worker, attached.info, attached.epoch, attached.term) == ("w0", r.server.info, 1, 1)
+        assert (r.link.state, r.link.info, r.metric("worker_up", worker="w0")) == (
+            WorkerState.SERVING,
+            attached.info,
+            1,
+        )
+        r.send()
+        r.send()
+        assert r.link.num_in_flight == 2
+        results = await r.listener.until(ResultReceived, 2)
+        assert [event.result.identity.seq for event in results] == [1, 2]
+        assert results[0].result.rows.handles.tolist() == r.plans[0].rows.handles.tolist()
+        assert r.link.num_in_flight == 0
+        assert (r.link.counts.plans, r.link.counts.plan_rows, r.link.counts.graph_misses) == (2, 2, 2)
+        assert r.metric("plan_rtt_seconds_count", worker="w0") == 2
+        assert r.metric("plan_overhead_seconds_count", worker="w0") == 2
+        assert r.metric("plan_bytes_count", encoding="full") == 2
+        assert r.metric("plans_in_flight", worker="w0") == 0
+        assert r.metric("worker_state", worker="w0", state="serving") == 1
+        assert r.metric("epoch") == 1
+
+
+async def test_a_link_that_is_stopped_tells_that_its_worker_is_lost():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+    assert r.listener.events[-1] == WorkerLost("w0")
+    assert (r.link.info, r.metric("worker_up", worker="w0")) == (None, 0)
+
+
+async def test_a_worker_that_appears_later_is_attached(free_port, caplog):
+    server = FakeWorkerServer(small_info())
+    port = free_port()
+    async with rig(server=server, absent_on=port) as r:
+        async with asyncio.timeout(LIMIT_S):
+            while (r.metric("attach_refusals_total", worker="w0", reason="NO_SERVER") or 0) < 2:
+                await asyncio.sleep(0.005)
+        assert len([record for record in caplog.records if record.msg.startswith("worker cannot be attached")]) == 1
+        await server.start(port)
+        (attached,) = await r.listener.until(WorkerAttached)
+        assert attached.term >= 3
+
+
+async def test_a_broken_stream_ends_the_term_and_a_higher_one_begins():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.break_streams()
+        await r.listener.until(WorkerAttached, 2)
+        kinds = [type(event) for event in r.listener.events]
+        assert kinds == [WorkerAttached, WorkerLost, WorkerAttached]
+        assert r.server.attaches == [(1, 1), (1, 2)]
+        assert r.metric("worker_losses_total", worker="w0", reason="UNAVAILABLE") == 1
+        r.seq = 0
+        r.send()
+        await r.listener.until(ResultReceived)
+
+
+async def test_plans_for_a_lost_worker_go_nowhere():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.is_stuck = True
+        r.send()
+        await r.server.stop()
+        await r.listener.until(WorkerLost)
+        await asyncio.sleep(0)
+        r.send()
+        assert r.link.num_in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "nack"),
+    [
+        (ExecuteReply(gap=Gap(expected_seq=1, received_seq=2)), "SYNC_ERROR", "gap"),
+        (ExecuteReply(stale=Stale(seq=1, expected_seq=2)), "SYNC_ERROR", "stale"),
+        (ExecuteReply(need_full=NeedFull(seq=1)), "SYNC_ERROR", "need_full"),
+        (ExecuteReply(), "SYNC_ERROR", "unknown"),
+        (DataFault("the checksum is wrong"), "DATA_FAULT", None),
+        (ExecuteReply(result=ResultMessage(body=b"abc", crc32=0)), "DATA_FAULT", None),
+        (ExecuteReply(result=ResultMessage(body=b"\xff", crc32=checksum(b"\xff"))), "DATA_FAULT", None),
+    ],
+    ids=lambda value: str(value)[:20] if not isinstance(value, ExecuteReply) else value.WhichOneof("reply"),
+)
+async def test_an_answer_that_is_no_result_ends_the_term(answer, reason, nack):
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.answer = lambda plan: answer
+        r.send()
+        await r.listener.until(WorkerLost)
+        assert not [event for event in r.listener.events if isinstance(event, ResultReceived)]
+        await r.listener.until(WorkerAttached, 2)
+        assert r.metric("worker_losses_total", worker="w0", reason=reason) == 1
+        if nack is not None:
+            assert r.metric("plan_nacks_total", reason=nack) == 1
+
+
+def result_reply(result: ForwardResult) -> ExecuteReply:
+    body = encode_result(result)
+    return ExecuteReply(result=ResultMessage(body=body, crc32=checksum(body)))
+
+
+@pytest.mark.parametrize("change", [{"epoch": 9}, {"term": 9}, {"incarnation": b"o" * 16}])
+async def test_a_result_of_another_life_is_dropped_and_counted(change):
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+
+        def late(plan):
+            r.server.answer = lambda plan: None
+            result = r.server.worker.execute(plan)
+            r.server.worker.reset()
+            return result_reply(replace(result, identity=replace(result.identity, **change)))
+
+        r.server.answer = late
+        r.send()
+        async with asyncio.timeout(LIMIT_S):
+            while not r.metric("late_results_total"):
+                await asyncio.sleep(0.005)
+        assert r.link.num_in_flight == 1
+        assert [type(event) for event in r.listener.events] == [WorkerAttached]
+
+
+async def test_a_result_out_of_order_ends_the_term():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+
+        def skips(plan):
+            result = r.server.worker.execute(plan)
+            return result_reply(replace(result, identity=replace(result.identity, seq=2)))
+
+        r.server.answer = skips
+        r.send()
+        r.send()
+        await r.listener.until(WorkerLost)
+        assert r.metric("worker_losses_total", worker="w0", reason="DATA_FAULT") == 1
+
+
+async def test_a_worker_whose_reports_stop_is_lost():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.reports_stopped = True
+        await r.listener.until(WorkerLost)
+
+
+async def test_a_device_that_stands_still_is_lost_though_it_reports():
+    async with rig(session=replace(SESSION, report_lost_s=LIMIT_S)) as r:
+        await r.listener.until(WorkerAttached)
+        r.server.is_stuck = True
+        r.send()
+        await r.listener.until(WorkerLost)
+
+
+async def test_a_failed_device_is_lost_at_its_report():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.state = WorkerState.FAILED
+        await r.listener.until(WorkerLost)
+        assert r.metric("worker_losses_total", worker="w0", reason="DEVICE_FAULT") == 1
+
+
+async def test_a_notice_of_draining_is_shown_and_is_no_loss():
+    async with rig(session=replace(SESSION, report_lost_s=LIMIT_S, plan_timeout_s=LIMIT_S)) as r:
+        await r.listener.until(WorkerAttached)
+        r.server.reports_stopped = True
+        r.server.answer = lambda plan: ExecuteReply(drain=DrainNotice(reason="test"))
+        r.send()
+        async with asyncio.timeout(LIMIT_S):
+            while r.link.state is not WorkerState.DRAINING:
+                await asyncio.sleep(0.005)
+        assert r.metric("worker_state", worker="w0", state="draining") == 1
+        assert [type(event) for event in r.listener.events] == [WorkerAttached]
+
+
+async def test_a_new_term_that_does_not_begin_at_the_first_plan_is_not_used():
+    server = FakeWorkerServer(small_info())
+    server.expected_seq_at_open = 5
+    async with rig(server=server) as r:
+        async with asyncio.timeout(LIMIT_S):
+            while len(server.attaches) < 2:
+                await asyncio.sleep(0.005)
+        assert r.listener.events == []
+        server.expected_seq_at_open = 1
+        await r.listener.until(WorkerAttached)
+
+
+async def test_before_service_a_higher_epoch_is_overtaken():
+    server = FakeWorkerServer(small_info())
+    server.highest = (6, 40)
+    async with rig(server=server) as r:
+        (attached,) = await r.listener.until(WorkerAttached)
+        assert attached.epoch == 7
+        assert not [event for event in r.listener.events if isinstance(event, StaleEpoch)]
+
+
+async def test_the_file_source_is_fenced_instead(tmp_path):
+    server = FakeWorkerServer(small_info())
+    server.highest = (6, 40)
+    async with rig(server=server, epoch=FileEpoch(tmp_path / "epoch")) as r:
+        (error,) = await r.listener.until(StaleEpoch)
+        assert (error.highest_epoch, error.highest_term) == (6, 40)
+        assert server.attaches == []
+
+
+async def test_in_service_another_scheduler_fences_this_one():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.highest = (2, 1)
+        r.send()
+        (error,) = await r.listener.until(StaleEpoch)
+        assert error.highest_epoch == 2
+        assert [type(event) for event in r.listener.events] == [WorkerAttached, WorkerLost, StaleEpoch]
+        assert r.server.attaches == [(1, 1)]
+
+
+async def test_a_worker_of_another_model_is_refused_until_it_is_replaced(caplog):
+    server = FakeWorkerServer(small_info())
+    wanted = expected_of(server.info)
+    fingerprints = server.info.fingerprints
+    server.info = replace(server.info, fingerprints=replace(fingerprints, tokenizer="another"))
+    async with rig(server=server, expected=wanted) as r:
+        async with asyncio.timeout(LIMIT_S):
+            while len(server.attaches) < 3:
+                await asyncio.sleep(0.005)
+        assert r.listener.events == []
+        assert r.metric("attach_refusals_total", worker="w0", reason="INVALID_MODEL_FILE") >= 2
+        assert len([record for record in caplog.records if record.msg.startswith("worker cannot be attached")]) == 1
+        server.info = replace(server.info, fingerprints=fingerprints)
+        await r.listener.until(WorkerAttached)
+
+
+async def test_a_worker_the_core_cannot_plan_for_is_refused():
+    server = FakeWorkerServer(small_info(modes=frozenset()))
+    async with rig(server=server) as r:
+        async with asyncio.timeout(LIMIT_S):
+            while not r.metric("attach_refusals_total", worker="w0", reason="UNSUPPORTED"):
+                await asyncio.sleep(0.005)
+        assert r.listener.events == []
