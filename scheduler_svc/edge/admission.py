@@ -1,0 +1,129 @@
+"""From a caller's message to a stream that the core works on: the gate, the checks, the prompt, the defaults.
+
+Knows nothing of gRPC. Guards: whatever is refused was refused before anything was sent to the core.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from protos.forwardplane.v1.bridge_pb2 import SubmitStream
+from protos.forwardplane.v1.generate_pb2 import GenerateRequest
+from protos.forwardplane.v1.sampling_pb2 import FinishReason, TokenLogprob
+from protos.wire.errors import DeadlinePassed, Draining, EngineError, InvalidRequest, Loading
+from protos.wire.limits import MAX_PROMPTS_PER_CALL
+from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.resolve_request import resolve_request, silent_ids
+from scheduler_svc.edge.validate_request import validate_generate
+from scheduler_svc.text.stream_text import StreamText
+from scheduler_svc.text.tokenizer import TextTokenizer
+
+MAX_HELD_IDS = 4096
+"""Output tokens that may wait for a slow reader: far above what one pause of a good reader needs."""
+
+Checked = tuple[CallerStream, SubmitStream]
+
+
+class Admission:
+    """Made by the edge's composition root."""
+
+    def __init__(self, link: CoreLink, tokenizer: TextTokenizer, encoder: PromptEncoder) -> None:
+        self._link = link
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """Refuse every request from now on."""
+        self._is_draining = True
+
+    async def open_stream(self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float) -> CallerStream:
+        """A running stream.
+
+        Args:
+            request: as it came.
+            caller: whose it is.
+            deadline: on the event loop's clock.
+
+        Raises:
+            EngineError: refused.
+        """
+        stream, submit = await self._check(request, caller, deadline=deadline, max_held_ids=MAX_HELD_IDS)
+        self._link.open(stream, submit)
+        return stream
+
+    async def open_streams(
+        self, requests: Sequence[GenerateRequest], caller: CallerIdentity, *, deadline: float
+    ) -> list[CallerStream]:
+        """Running streams for all of `requests`, or for none.
+
+        Raises:
+            EngineError: one was refused; its field begins with the request's place.
+        """
+        if not requests:
+            raise InvalidRequest("requests is empty", field="requests")
+        if len(requests) > MAX_PROMPTS_PER_CALL:
+            message = f"requests has {len(requests)} items; the limit is {MAX_PROMPTS_PER_CALL}"
+            raise InvalidRequest(message, field="requests")
+        checked = []
+        for index, request in enumerate(requests):
+            try:
+                checked.append(await self._check(request, caller, deadline=deadline, max_held_ids=None))
+            except EngineError as error:
+                error.field = f"requests[{index}].{error.field}".rstrip(".")
+                raise
+        return self._open_all(checked)
+
+    def _open_all(self, checked: Sequence[Checked]) -> list[CallerStream]:
+        opened: list[CallerStream] = []
+        try:
+            for stream, submit in checked:
+                self._link.open(stream, submit)
+                opened.append(stream)
+        finally:
+            if len(opened) < len(checked):
+                for stream in opened:
+                    self._link.end(stream, FinishReason.FINISH_REASON_ABORT)
+        return opened
+
+    async def _check(
+        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, max_held_ids: int | None
+    ) -> Checked:
+        self._check_gate()
+        facts = self._link.facts
+        validate_generate(request, facts)
+        prompt_ids = await self._encoder.prompt_ids(request)
+        left_s = deadline - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise DeadlinePassed("the request's time was over before it was admitted")
+        submit = resolve_request(
+            request,
+            prompt_ids,
+            facts=facts,
+            drawn_seed=secrets.randbits(64),
+            deadline_ms=max(1, int(left_s * 1000)),
+        )
+        submit.request_id = secrets.token_hex(16)
+        submit.stream_id = self._link.new_stream_id()
+        names = StreamNames(
+            request_id=submit.request_id,
+            stream_id=submit.stream_id,
+            caller=caller,
+            client_tag=request.client_tag,
+            prompt_tokens=len(prompt_ids),
+            seed=submit.sampling.seed,
+        )
+        decoder = self._tokenizer.decoder(
+            keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, facts)
+        )
+        text: StreamText[TokenLogprob] = StreamText(decoder, stop_strings=request.stop.stop_strings)
+        return CallerStream(names, text, max_held_ids=max_held_ids), submit
+
+    def _check_gate(self) -> None:
+        if self._is_draining:
+            raise Draining("this scheduler is shutting down")
+        if not self._link.facts.is_serving:
+            raise Loading("no worker is attached yet")

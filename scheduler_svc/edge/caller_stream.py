@@ -1,0 +1,199 @@
+"""One generation between the core and a caller: takes the core's updates, gives chunks when the caller may have them.
+
+Knows nothing of sockets and calls. Guards: ids, text and positions of its chunks are gapless; it has one end, the
+first that happens; what waits for a slow reader is bounded.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos.forwardplane.v1.bridge_pb2 import StreamUpdate
+from protos.forwardplane.v1.generate_pb2 import GenerateChunk
+from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogprob, Usage
+from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, RequestAborted
+from scheduler_svc.bridge.convert import error_from_message
+from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.text.stream_text import StreamText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamNames:
+    """Who a stream is and what it began with. Made at admission."""
+
+    request_id: str
+    stream_id: int
+    caller: CallerIdentity
+    client_tag: str
+    prompt_tokens: int
+    seed: int
+
+
+class CallerStream:
+    """Made at admission, fed by `CoreLink`, emptied by one handler, all on one event loop."""
+
+    def __init__(self, names: StreamNames, text: StreamText[TokenLogprob], *, max_held_ids: int | None = None) -> None:
+        """Begin without output.
+
+        Args:
+            names: of this stream.
+            text: its text side.
+            max_held_ids: most ids that may wait for the reader; None: as many as there are.
+        """
+        self.names = names
+        self._text = text
+        self._max_held_ids = max_held_ids
+        self._cached_tokens = 0
+        self._finish: Finish | None = None
+        self._error: EngineError | None = None
+        self._is_first = True
+        self._is_last_given = False
+        self._not_before = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """It has its end; nothing that the core says matters any more."""
+        return self._finish is not None or self._error is not None
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended; None while it runs, and when it failed."""
+        return self._finish
+
+    @property
+    def error(self) -> EngineError | None:
+        """The status that its call ends with, after all chunks; None for a good end."""
+        return self._error
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=self.names.prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._text.next_pos,
+        )
+
+    def update(self, update: StreamUpdate) -> None:
+        """Take what the core says. A stop string ends the stream here, before a finish that the core decided later."""
+        if self.is_over:
+            return
+        if update.HasField("usage"):
+            self._cached_tokens = update.usage.cached_tokens
+        if update.token_ids:
+            self._push(update)
+        if update.HasField("error"):
+            self.fail(error_from_message(update.error))
+        elif update.HasField("finish"):
+            self.end(update.finish)
+        self._wake()
+
+    def end(self, finish: Finish) -> None:
+        """End it, unless it has ended. Ends that are not the model's also get a status."""
+        if self.is_over:
+            return
+        self._text.finish()
+        stop = self._text.stop
+        if stop is not None:
+            finish = Finish(reason=FinishReason.FINISH_REASON_STOP, stop_string=stop.stop_string)
+        self._finish = finish
+        self._error = _status_of(finish.reason)
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """End it with a status only, unless it has ended."""
+        if not self.is_over:
+            self._error = error
+            self._wake()
+
+    def pace(self, not_before: float) -> None:
+        """No chunk before that time of the event loop, unless it is the last. Infinity: only the last."""
+        self._not_before = not_before
+
+    async def next_chunk(self) -> GenerateChunk | None:
+        """The next chunk, when there is one; None when there are no more.
+
+        A chunk holds everything that may leave at that moment. The last one of a stream that finished carries finish,
+        usage and seed; a stream that failed ends without one.
+        """
+        while not self._is_ready():
+            await self._changed()
+        if self._is_last_given or (self._finish is None and not self._text.has_release):
+            return None
+        chunk = self._chunk()
+        if self._finish is not None:
+            self._is_last_given = True
+            chunk.finish.CopyFrom(self._finish)
+            chunk.usage.CopyFrom(self.usage)
+            chunk.seed = self.names.seed
+        return chunk
+
+    def _push(self, update: StreamUpdate) -> None:
+        if update.first_pos != self._text.next_pos:
+            message = f"the core sent output position {update.first_pos}; expected {self._text.next_pos}"
+            self.fail(InternalFault(message, field="first_pos"))
+            return
+        self._text.push(np.frombuffer(update.token_ids, "<i4").tolist(), update.logprobs)
+        if self._text.stop is not None:
+            self.end(Finish())
+        elif self._max_held_ids is not None and self._text.held_ids > self._max_held_ids:
+            message = (
+                f"the caller reads too slowly: {self._text.held_ids} tokens wait, the limit is {self._max_held_ids}"
+            )
+            self.fail(CapacityError(message))
+
+    def _chunk(self) -> GenerateChunk:
+        released = self._text.take()
+        chunk = GenerateChunk(
+            first_pos=released.first_pos,
+            token_ids=released.ids,
+            text=released.text,
+            text_offset=released.text_offset,
+            logprobs=released.logprobs,
+        )
+        if self._is_first:
+            self._is_first = False
+            chunk.request_id = self.names.request_id
+            chunk.client_tag = self.names.client_tag
+        return chunk
+
+    def _is_ready(self) -> bool:
+        return self.is_over or (self._text.has_release and asyncio.get_running_loop().time() >= self._not_before)
+
+    async def _changed(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._wake()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _wake(self) -> None:
+        """Wake who waits: now if there is something for it, at the paced time if there will be."""
+        if self._waiter is None:
+            return
+        if self._is_ready():
+            self._fire()
+        elif self._text.has_release and self._timer is None and self._not_before < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(self._not_before, self._fire)
+
+    def _fire(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _status_of(reason: FinishReason.ValueType) -> EngineError | None:
+    if reason == FinishReason.FINISH_REASON_ABORT:
+        return RequestAborted("the request was aborted")
+    if reason == FinishReason.FINISH_REASON_DEADLINE:
+        return DeadlinePassed("the request's time is over")
+    if reason == FinishReason.FINISH_REASON_ERROR:
+        return InternalFault("the request failed")
+    return None

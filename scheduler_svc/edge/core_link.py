@@ -1,0 +1,192 @@
+"""The edge's streams and their way to the core: opens, feeds and ends them over the bridge.
+
+Knows nothing of gRPC. Guards: a stream that is over here is over in the core, and is in the table no more; when the
+core is gone every stream ends.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, StreamUpdate, SubmitStream
+from protos.forwardplane.v1.generate_pb2 import GetLoadReply
+from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
+from protos.wire.errors import QueueFull, UnavailableError, UnknownRequest
+from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.edge.caller_stream import CallerStream
+from scheduler_svc.edge.model_facts import ModelCardFacts, ModelFacts, model_facts, without_core
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_MS = 1000
+_LOAD_TIMEOUT_S = 5.0
+
+
+class CoreConnection(Protocol):
+    """What the link needs of the bridge's client."""
+
+    def submit(self, submit: SubmitStream) -> None:
+        """Send a request."""
+        ...
+
+    def cancel(self, cancel: CancelStream) -> None:
+        """Send a cancellation."""
+        ...
+
+    def ask_load(self) -> None:
+        """Ask for a load snapshot."""
+        ...
+
+    async def receive(self) -> CoreToEdge | None:
+        """The core's next message; None when it is gone."""
+        ...
+
+
+class CoreLink:
+    """Made by the edge's composition root, used on its event loop."""
+
+    def __init__(self, connection: CoreConnection, card: ModelCardFacts, *, max_streams: int) -> None:
+        """Begin without streams.
+
+        Args:
+            connection: connected.
+            card: of the served model.
+            max_streams: most streams at once.
+        """
+        self._connection = connection
+        self._card = card
+        self._max_streams = max_streams
+        self._facts = without_core(card)
+        self._streams: dict[int, CallerStream] = {}
+        self._stream_of_request: dict[str, CallerStream] = {}
+        self._next_stream_id = itertools.count(1)
+        self._load_waiters: list[asyncio.Future[GetLoadReply]] = []
+        self._facts_changed: Callable[[ModelFacts], None] | None = None
+        self._is_gone = False
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Of the served model, as of the core's last word."""
+        return self._facts
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are not over."""
+        return len(self._streams)
+
+    def on_facts(self, listener: Callable[[ModelFacts], None]) -> None:
+        """Tell `listener` whenever the facts change."""
+        self._facts_changed = listener
+
+    async def run(self) -> None:
+        """Take the core's messages until it is gone.
+
+        Raises:
+            DataFault: what arrived is not a message.
+        """
+        try:
+            while (message := await self._connection.receive()) is not None:
+                self._dispatch(message)
+        finally:
+            self._lost()
+
+    def new_stream_id(self) -> int:
+        """An id that no stream of this edge had."""
+        return next(self._next_stream_id)
+
+    def open(self, stream: CallerStream, submit: SubmitStream) -> None:
+        """Send the request; its updates go to `stream`.
+
+        Raises:
+            QueueFull: this edge serves as many streams as it may, or the core does not keep up.
+            UnavailableError: the core is gone.
+        """
+        if self._is_gone:
+            raise UnavailableError("the scheduler core is gone")
+        if len(self._streams) >= self._max_streams:
+            message = f"this edge serves {len(self._streams)} streams, which is its limit"
+            raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
+        self._connection.submit(submit)
+        self._streams[stream.names.stream_id] = stream
+        self._stream_of_request[stream.names.request_id] = stream
+
+    def end(self, stream: CallerStream, reason: FinishReason.ValueType) -> None:
+        """End it here and in the core. Does nothing to a stream that is over."""
+        if stream.names.stream_id in self._streams:
+            stream.end(Finish(reason=reason))
+            self._forget(stream)
+            self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
+
+    def abort(self, request_id: str, caller: CallerIdentity) -> None:
+        """End the running request of that id.
+
+        Raises:
+            UnknownRequest: `caller` has no such request.
+        """
+        stream = self._stream_of_request.get(request_id)
+        if stream is None or stream.names.caller != caller:
+            raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
+        self.end(stream, FinishReason.FINISH_REASON_ABORT)
+
+    async def load(self) -> GetLoadReply:
+        """The core's load now.
+
+        Raises:
+            UnavailableError: the core is gone or does not answer.
+        """
+        if self._is_gone:
+            raise UnavailableError("the scheduler core is gone")
+        if not self._load_waiters:
+            self._connection.ask_load()
+        waiter: asyncio.Future[GetLoadReply] = asyncio.get_running_loop().create_future()
+        self._load_waiters.append(waiter)
+        try:
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                return await waiter
+        except TimeoutError as error:
+            raise UnavailableError("the scheduler core does not answer") from error
+        finally:
+            if waiter in self._load_waiters:
+                self._load_waiters.remove(waiter)
+
+    def _dispatch(self, message: CoreToEdge) -> None:
+        for update in message.updates:
+            stream = self._streams.get(update.stream_id)
+            if stream is not None:
+                self._feed(stream, update)
+        if message.HasField("model"):
+            self._facts = model_facts(self._card, message.model)
+            if self._facts_changed is not None:
+                self._facts_changed(self._facts)
+        if message.HasField("load"):
+            waiters, self._load_waiters = self._load_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(message.load)
+
+    def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
+        stream.update(update)
+        if not stream.is_over:
+            return
+        self._forget(stream)
+        if not (update.HasField("finish") or update.HasField("error")):
+            # It ended here (stop string, slow reader), so the core has to be told.
+            reason = FinishReason.FINISH_REASON_ABORT if stream.finish is None else stream.finish.reason
+            self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
+
+    def _forget(self, stream: CallerStream) -> None:
+        del self._streams[stream.names.stream_id]
+        del self._stream_of_request[stream.names.request_id]
+
+    def _lost(self) -> None:
+        self._is_gone = True
+        if self._streams:
+            logger.error("the core is gone, ending its streams", extra={"num_streams": len(self._streams)})
+        for stream in list(self._streams.values()):
+            stream.fail(UnavailableError("the scheduler core is gone"))
+            self._forget(stream)
+        for waiter in self._load_waiters:
+            if not waiter.done():
+                waiter.set_exception(UnavailableError("the scheduler core is gone"))

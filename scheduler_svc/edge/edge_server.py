@@ -1,0 +1,124 @@
+"""The gRPC side of an edge: servicer, health, reflection, and how they stop.
+
+Made by `edge_app`. Guards: an edge that stops takes nothing new, and gives what runs its time.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import grpc
+
+from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
+from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
+from protos.service.status import StatusInterceptor
+from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.generation_servicer import GenerationServicer
+from scheduler_svc.edge.metrics import CallMetrics, EdgeMetrics
+from scheduler_svc.edge.model_facts import ModelFacts
+from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = generate_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+# Streams beyond the edge's own limit should reach the edge, which refuses them with a reason.
+_STREAM_MARGIN = 256
+_POLL_S = 0.05
+_STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeAddress:
+    """Where one edge listens. 0 = any free port."""
+
+    host: str
+    port: int
+    health_port: int
+    shares_port: bool = False
+    """Other edges listen on the same port; the parent has proved it free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeParts:
+    """What an edge's server serves with."""
+
+    link: CoreLink
+    tokenizer: TextTokenizer
+    encoder: PromptEncoder
+    metrics: EdgeMetrics
+    version: str
+
+
+class EdgeServer:
+    """Made by the edge's composition root, in the event loop; started and stopped once."""
+
+    def __init__(self, parts: EdgeParts, address: EdgeAddress, *, max_streams: int) -> None:
+        self._link = parts.link
+        self._address = address
+        self._max_streams = max_streams
+        self._metrics = parts.metrics
+        self._admission = Admission(parts.link, parts.tokenizer, parts.encoder)
+        self._servicer = GenerationServicer(
+            parts.link,
+            self._admission,
+            encoder=parts.encoder,
+            metrics=parts.metrics,
+            version=parts.version,
+        )
+        self._health = HealthServer(("", SERVICE_NAME))
+        self._health_changes: set[asyncio.Task[None]] = set()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+        self.health_port = 0
+
+    async def start(self) -> None:
+        """Listen. The service's name serves as soon as, and as long as, the core has a worker.
+
+        Raises:
+            CannotListen: a port is in use, or the address is not ours.
+        """
+        where = self._address
+        self.health_port = await self._health.start(where.host, where.health_port)
+        options = ServerOptions(
+            max_concurrent_streams=self._max_streams + _STREAM_MARGIN, shares_port=where.shares_port
+        )
+        observers = [CallMetrics(self._metrics, SERVICE_NAME)]
+        server = build_server(options=options, interceptors=[StatusInterceptor(observers)])
+        generate_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
+        self._health.add_to(server)
+        add_reflection(server, [SERVICE_NAME])
+        self.port = bind_port(server, where.host, where.port, shares_port=where.shares_port)
+        await server.start()
+        self._server = server
+        await self._health.set_serving("", is_serving=True)
+        self._link.on_facts(self._facts_changed)
+        self._facts_changed(self._link.facts)
+        logger.info("edge listens", extra={"port": self.port, "health_port": self.health_port})
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Refuse new requests and wait for the running ones; those that are left then are cut off."""
+        self._admission.drain()
+        await self._health.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._link.num_streams:
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            logger.warning("streams were cut off", extra={"num_streams": self._link.num_streams})
+
+    async def stop(self) -> None:
+        """Close the ports. Safe to repeat."""
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+        for change in list(self._health_changes):
+            change.cancel()
+        await self._health.stop()
+
+    def _facts_changed(self, facts: ModelFacts) -> None:
+        change = asyncio.create_task(self._health.set_serving(SERVICE_NAME, is_serving=facts.is_serving))
+        self._health_changes.add(change)
+        change.add_done_callback(self._health_changes.discard)

@@ -1,0 +1,213 @@
+"""What every field of a caller's request may hold: one table, one rule a field.
+
+Knows fields one by one; what depends on several is in `validate_request`. Guards: a field without a rule cannot be
+read by the walk, and a test compares the table with the schema.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+from google.protobuf.message import Message
+
+from protos.wire import limits
+from protos.wire.errors import InvalidRequest, UnsupportedFeature
+from scheduler_svc.edge.model_facts import ModelFacts
+
+Limit = float | Callable[[ModelFacts], float]
+
+
+class Rule(Protocol):
+    """What one field, or each item of one repeated field, may hold."""
+
+    def check(self, value: Any, field: str, facts: ModelFacts, /) -> None:
+        """Raise InvalidRequest or UnsupportedFeature, naming the field, the value and the limit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Every value of the type is good."""
+
+    def check(self, _value: Any, _field: str, _facts: ModelFacts, /) -> None:
+        """Nothing to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number of an interval."""
+
+    low: float
+    high: Limit
+    low_is_open: bool = False
+    only: float | None = None
+    """The one value of the interval that this release offers."""
+
+    def check(self, value: float, field: str, facts: ModelFacts, /) -> None:
+        """Refuse what is outside."""
+        high = _resolve(self.high, facts)
+        is_above_low = value > self.low if self.low_is_open else value >= self.low
+        # Written so that NaN, for which every comparison is false, is outside.
+        if not (is_above_low and value <= high):
+            interval = f"{'(' if self.low_is_open else '['}{_show(self.low)}, {_show(high)}]"
+            raise InvalidRequest(f"{field} is {_show(value)}; allowed: {interval}", field=field)
+        if self.only is not None and value != self.only:
+            message = f"{field} is {_show(value)}; this release offers only {_show(self.only)}"
+            raise UnsupportedFeature(message, field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of a bounded number of UTF-8 bytes."""
+
+    max_bytes: int
+    min_bytes: int = 0
+
+    def check(self, value: str, field: str, _facts: ModelFacts, /) -> None:
+        """Refuse what is too short or too long."""
+        size = len(value) if len(value) > self.max_bytes else len(value.encode())
+        if size < self.min_bytes:
+            raise InvalidRequest(f"{field} is empty", field=field)
+        if size > self.max_bytes:
+            raise InvalidRequest(f"{field} has {size} bytes or more; the limit is {self.max_bytes}", field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: str, field: str, _facts: ModelFacts, /) -> None:
+        """Refuse other words."""
+        if value not in self.words:
+            allowed = ", ".join(self.words)
+            raise InvalidRequest(f"{field} is not one of: {allowed}", field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A repeated field: how many items, and what each of them may be. Messages have rules of their own."""
+
+    max_items: Limit
+    item: Rule | None = None
+    min_items: int = 0
+
+    def check(self, value: Sequence[Any], field: str, facts: ModelFacts, /) -> None:
+        """Refuse a list that is too short or too long, or one of whose items is refused."""
+        high = _resolve(self.max_items, facts)
+        if len(value) < self.min_items:
+            raise InvalidRequest(f"{field} is empty", field=field)
+        if len(value) > high:
+            raise InvalidRequest(f"{field} has {len(value)} items; the limit is {_show(high)}", field=field)
+        if self.item is not None:
+            for index, item in enumerate(value):
+                self.item.check(item, f"{field}[{index}]", facts)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A list of ids, each below the width of the logits."""
+
+    max_items: Limit
+    min_items: int = 0
+
+    def check(self, value: Sequence[int], field: str, facts: ModelFacts, /) -> None:
+        """Refuse a list that is too short or too long, or that holds an id the model does not have."""
+        Items(self.max_items, min_items=self.min_items).check(value, field, facts)
+        ids = np.array(value, np.int64)
+        outside = np.flatnonzero((ids < 0) | (ids >= facts.logits_width))
+        if len(outside):
+            index = int(outside[0])
+            place = f"{field}[{index}]"
+            raise InvalidRequest(f"{place} is {ids[index]}; allowed: [0, {facts.logits_width - 1}]", field=place)
+
+
+def _show(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def _resolve(limit: Limit, facts: ModelFacts) -> float:
+    return limit(facts) if callable(limit) else limit
+
+
+def _context(facts: ModelFacts) -> float:
+    return facts.context_tokens
+
+
+def _logits_width(facts: ModelFacts) -> float:
+    return facts.logits_width
+
+
+def _logprobs(facts: ModelFacts) -> float:
+    return min(limits.MAX_LOGPROBS, facts.max_logprobs)
+
+
+_PROMPT_TEXT = Text(limits.MAX_PROMPT_BYTES, min_bytes=1)
+_CHAT: Mapping[str, Rule] = MappingProxyType(
+    {
+        "chat.messages": Items(limits.MAX_CHAT_MESSAGES, min_items=1),
+        "chat.messages.role": Choice(("system", "user", "assistant")),
+        "chat.messages.content": Text(limits.MAX_PROMPT_BYTES),
+    }
+)
+
+GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "text": _PROMPT_TEXT,
+        **_CHAT,
+        "tokens.ids": TokenIds(_context, min_items=1),
+        "sampling.temperature": Number(0, limits.MAX_TEMPERATURE),
+        "sampling.top_p": Number(0, 1, low_is_open=True),
+        "sampling.top_k": Number(0, _logits_width),
+        "sampling.min_p": Number(0, 1),
+        "sampling.repetition_penalty": Number(0, limits.MAX_REPETITION_PENALTY, low_is_open=True, only=1),
+        "sampling.frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
+        "sampling.presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
+        "sampling.seed": Anything(),
+        "sampling.n": Number(1, limits.MAX_SAMPLES, only=1),
+        "stop.max_tokens": Number(1, _context),
+        "stop.min_tokens": Number(0, _context),
+        "stop.stop_strings": Items(limits.MAX_STOP_STRINGS, Text(limits.MAX_STOP_STRING_BYTES, min_bytes=1)),
+        "stop.stop_token_ids": TokenIds(limits.MAX_STOP_TOKEN_IDS),
+        "stop.ignore_eos": Anything(),
+        # Which model is served is checked with the other things that are not limits.
+        "model": Text(limits.MAX_PROMPT_BYTES),
+        "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
+        "logprobs": Number(0, _logprobs),
+        "keep_special_tokens": Anything(),
+    }
+)
+TOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType({"text": _PROMPT_TEXT, **_CHAT})
+DETOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType(
+    {"token_ids": TokenIds(limits.MAX_PROMPT_TOKENS), "keep_special_tokens": Anything()}
+)
+
+
+def check_fields(message: Message, rules: Mapping[str, Rule], facts: ModelFacts) -> None:
+    """Check every field that is set, nested ones too.
+
+    Raises:
+        InvalidRequest: a value is outside its limits.
+        UnsupportedFeature: a value that this release does not offer.
+    """
+    _walk(message, rules, facts, path="", place="")
+
+
+def _walk(message: Message, rules: Mapping[str, Rule], facts: ModelFacts, *, path: str, place: str) -> None:
+    """`path` names a field in the rules, `place` the same with indices."""
+    for field in message.DESCRIPTOR.fields:
+        inner, where = path + field.name, place + field.name
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.message_type is None:
+            rules[inner].check(value, where, facts)
+        elif field.is_repeated:
+            rules[inner].check(value, where, facts)
+            for index, item in enumerate(value):
+                _walk(item, rules, facts, path=inner + ".", place=f"{where}[{index}].")
+        else:
+            _walk(value, rules, facts, path=inner + ".", place=where + ".")

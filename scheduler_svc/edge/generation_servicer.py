@@ -1,0 +1,181 @@
+"""The callers' service: each call to a stream of the core and back.
+
+Errors of the taxonomy leave as they are; `protos.service.status` makes statuses of them. Guards: whatever ends a call,
+its streams end with it.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+from typing_extensions import override
+
+from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
+from protos.wire.errors import EngineError, InternalFault, MessageTooLarge, NotOffered
+from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
+from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.caller_identity import ANONYMOUS
+from scheduler_svc.edge.caller_stream import CallerStream
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.metrics import EdgeMetrics
+from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.running import running
+from scheduler_svc.edge.write_pacing import WritePacing
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
+    """Made by the edge's composition root."""
+
+    def __init__(
+        self,
+        link: CoreLink,
+        admission: Admission,
+        *,
+        encoder: PromptEncoder,
+        metrics: EdgeMetrics,
+        version: str,
+    ) -> None:
+        self._link = link
+        self._admission = admission
+        self._encoder = encoder
+        self._metrics = metrics
+        self._version = version
+        self._pacing = WritePacing(lambda: link.num_streams)
+
+    @override
+    async def Generate(
+        self, request: generate_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generate_pb2.GenerateChunk]:
+        """One prompt; chunks as they are released. Headers leave with the first chunk, so a refusal has none."""
+        arrived = _now()
+        deadline = arrived + _time_left_s(context)
+        with self._counting_rejections():
+            stream = await self._admission.open_stream(request, ANONYMOUS, deadline=deadline)
+        with running([stream], link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as (record,):
+            chunk = await stream.next_chunk()
+            if chunk is not None:
+                await context.send_initial_metadata((("request-id", stream.names.request_id),))
+            while chunk is not None:
+                num_ids = len(chunk.token_ids)
+                yield chunk
+                now = _now()
+                record.wrote(num_ids, now)
+                stream.pace(now + self._pacing.pause_s())
+                chunk = await stream.next_chunk()
+            if stream.error is not None:
+                raise stream.error
+
+    @override
+    async def GenerateOnce(
+        self, request: generate_pb2.GenerateOnceRequest, context: Context
+    ) -> generate_pb2.GenerateOnceReply:
+        """All prompts, or the error of the first that was refused or failed; the others are cancelled then."""
+        arrived = _now()
+        deadline = arrived + _time_left_s(context)
+        with self._counting_rejections():
+            streams = await self._admission.open_streams(request.requests, ANONYMOUS, deadline=deadline)
+        with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
+            generations = await asyncio.gather(*(_whole(stream) for stream in streams))
+        reply = generate_pb2.GenerateOnceReply(generations=generations)
+        size = reply.ByteSize()
+        if size > MAX_CALLER_MESSAGE_BYTES:
+            message = (
+                f"the reply has {size} bytes; the limit is {MAX_CALLER_MESSAGE_BYTES}: use Generate, which streams"
+            )
+            raise MessageTooLarge(message)
+        return reply
+
+    @override
+    async def Abort(self, request: generate_pb2.AbortRequest, context: Context) -> generate_pb2.AbortReply:
+        """End a running request of the same caller; its stream ends with CANCELLED."""
+        self._link.abort(request.request_id, ANONYMOUS)
+        return generate_pb2.AbortReply()
+
+    @override
+    async def Tokenize(self, request: generate_pb2.TokenizeRequest, context: Context) -> generate_pb2.TokenizeReply:
+        """The ids that `Generate` would make of the same input."""
+        with self._counting_rejections():
+            return generate_pb2.TokenizeReply(token_ids=await self._encoder.tokenize(request, self._link.facts))
+
+    @override
+    async def Detokenize(
+        self, request: generate_pb2.DetokenizeRequest, context: Context
+    ) -> generate_pb2.DetokenizeReply:
+        """The text of ids; broken characters come out as U+FFFD."""
+        with self._counting_rejections():
+            return generate_pb2.DetokenizeReply(text=await self._encoder.detokenize(request, self._link.facts))
+
+    @override
+    async def Embed(self, request: generate_pb2.EmbedRequest, context: Context) -> generate_pb2.EmbedReply:
+        """Refused."""
+        raise NotOffered("Embed is not offered by this release")
+
+    @override
+    async def GetModel(self, request: generate_pb2.GetModelRequest, context: Context) -> generate_pb2.GetModelReply:
+        """What is served. Works without a worker; what only workers know is empty then."""
+        facts = self._link.facts
+        return generate_pb2.GetModelReply(
+            name=facts.card.name,
+            context_tokens=facts.context_tokens,
+            vocab_size=facts.card.vocab_size,
+            logits_width=facts.logits_width,
+            eos_token_ids=facts.card.eos_token_ids,
+            has_chat_template=facts.card.has_chat_template,
+            dtype=facts.dtype,
+            numerics=facts.numerics,
+            version=self._version,
+        )
+
+    @override
+    async def GetLoad(self, request: generate_pb2.GetLoadRequest, context: Context) -> generate_pb2.GetLoadReply:
+        """How busy the core and its workers are."""
+        return await self._link.load()
+
+    @override
+    async def FlushCache(
+        self, request: generate_pb2.FlushCacheRequest, context: Context
+    ) -> generate_pb2.FlushCacheReply:
+        """Refused."""
+        raise NotOffered("FlushCache is not offered by this release")
+
+    @contextmanager
+    def _counting_rejections(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError as error:
+            self._metrics.rejections.labels(error.reason).inc()
+            raise
+
+
+async def _whole(stream: CallerStream) -> generate_pb2.Generation:
+    """Everything that a stream gave, once it has finished well."""
+    stream.pace(math.inf)
+    chunk = await stream.next_chunk()
+    if stream.error is not None:
+        raise stream.error
+    if chunk is None:
+        raise InternalFault("a stream ended without its last chunk")
+    return generate_pb2.Generation(
+        request_id=stream.names.request_id,
+        client_tag=stream.names.client_tag,
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        logprobs=chunk.logprobs,
+        finish=chunk.finish,
+        usage=chunk.usage,
+        seed=chunk.seed,
+    )
+
+
+def _time_left_s(context: Context) -> float:
+    left = context.time_remaining()
+    return min(DEFAULT_DEADLINE_S if left is None else left, MAX_DEADLINE_S)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,83 @@
+"""Every metric of an edge process, declared once. The core's are in `scheduler_svc/metrics.py`.
+
+Labels come from the schema's method names, gRPC's code names and the error taxonomy.
+"""
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from protos.service.metrics import (
+    FIRST_TOKEN_SECONDS_BUCKETS,
+    REQUEST_SECONDS_BUCKETS,
+    TOKEN_SECONDS_BUCKETS,
+    TOKENS_BUCKETS,
+)
+
+PREFIX = "forwardplane_scheduler_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeMetrics:
+    """All of them. Made by the edge's composition root."""
+
+    requests: Counter
+    rejections: Counter
+    open_calls: Gauge
+    first_token_seconds: Histogram
+    inter_token_seconds: Histogram
+    output_token_seconds: Histogram
+    duration_seconds: Histogram
+    prompt_tokens: Histogram
+    output_tokens: Histogram
+
+
+class CallMetrics:
+    """Counts calls for the status interceptor. Calls of other services on the port are not counted."""
+
+    def __init__(self, metrics: EdgeMetrics, service_name: str) -> None:
+        self._metrics = metrics
+        self._prefix = f"/{service_name}/"
+
+    def call_started(self, method: str) -> None:
+        """A call of `method`, its full name with slashes, has arrived."""
+        if method.startswith(self._prefix):
+            self._metrics.open_calls.inc()
+
+    def call_finished(self, method: str, code: str, *, seconds: float) -> None:
+        """It ended with the gRPC code of that name."""
+        if method.startswith(self._prefix):
+            name = method.removeprefix(self._prefix)
+            self._metrics.open_calls.dec()
+            self._metrics.requests.labels(name, code).inc()
+            if name in ("Generate", "GenerateOnce"):
+                self._metrics.duration_seconds.observe(seconds)
+
+
+def create_edge_metrics(registry: CollectorRegistry) -> EdgeMetrics:
+    """All metrics of an edge process, registered."""
+
+    def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, help_text, buckets=buckets, registry=registry)
+
+    return EdgeMetrics(
+        requests=Counter(PREFIX + "requests", "Calls by gRPC code.", ["method", "code"], registry=registry),
+        rejections=Counter(
+            PREFIX + "request_rejections", "Requests refused at the edge's door.", ["reason"], registry=registry
+        ),
+        open_calls=Gauge(PREFIX + "grpc_open_calls", "Calls that are being served.", registry=registry),
+        first_token_seconds=histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first chunk.", FIRST_TOKEN_SECONDS_BUCKETS
+        ),
+        inter_token_seconds=histogram(
+            "inter_token_latency_seconds", "Between two chunks of a stream, by token.", TOKEN_SECONDS_BUCKETS
+        ),
+        output_token_seconds=histogram(
+            "time_per_output_token_seconds", "Mean of one request behind its first chunk.", TOKEN_SECONDS_BUCKETS
+        ),
+        duration_seconds=histogram(
+            "request_duration_seconds", "From a generation call's arrival to its end.", REQUEST_SECONDS_BUCKETS
+        ),
+        prompt_tokens=histogram("request_prompt_tokens", "Prompt tokens of admitted requests.", TOKENS_BUCKETS),
+        output_tokens=histogram("request_output_tokens", "Output tokens of ended requests.", TOKENS_BUCKETS),
+    )

@@ -1,0 +1,90 @@
+"""A checked request's prompt to token ids: chat template and tokenizer.
+
+Long texts are tokenised in a thread, so that they do not hold up other streams. Knows nothing of gRPC.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from protos.forwardplane.v1.generate_pb2 import ChatPrompt, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from protos.wire.errors import InvalidRequest, UnsupportedFeature
+from protos.wire.limits import MAX_PROMPT_BYTES
+from scheduler_svc.edge.model_facts import ModelFacts
+from scheduler_svc.edge.validate_request import validate_detokenize, validate_tokenize
+from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.tokenizer import TextTokenizer
+
+# Up to so many characters or ids are done on the event loop: about a millisecond.
+_MAX_ON_LOOP = 4096
+_THREADS = 2
+
+
+class PromptEncoder:
+    """Made and closed by the edge's composition root; used on its event loop."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, template: ChatTemplate | None, first_token_id: int | None = None
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            tokenizer: of the served model.
+            template: absent for base models.
+            first_token_id: put before a raw text, for models that want it; templates write it themselves.
+        """
+        self._tokenizer = tokenizer
+        self._template = template
+        self._first_ids = [] if first_token_id is None else [first_token_id]
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    async def prompt_ids(self, request: GenerateRequest) -> list[int]:
+        """Ids of a checked request's prompt, as they are if it brought ids."""
+        if request.WhichOneof("prompt") == "tokens":
+            return list(request.tokens.ids)
+        return await self._text_ids(request)
+
+    async def tokenize(self, request: TokenizeRequest, facts: ModelFacts) -> list[int]:
+        """The ids that a generation would get from the same input.
+
+        Raises:
+            EngineError: refused.
+        """
+        validate_tokenize(request, facts)
+        return await self._text_ids(request)
+
+    async def detokenize(self, request: DetokenizeRequest, facts: ModelFacts) -> str:
+        """Text of ids; broken characters come out as U+FFFD.
+
+        Raises:
+            EngineError: refused.
+        """
+        validate_detokenize(request, facts)
+        decode = partial(self._tokenizer.decode, list(request.token_ids), keep_special=request.keep_special_tokens)
+        if len(request.token_ids) <= _MAX_ON_LOOP:
+            return decode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+
+    def close(self) -> None:
+        """End the threads. Safe to repeat."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _text_ids(self, request: GenerateRequest | TokenizeRequest) -> list[int]:
+        if request.HasField("chat"):
+            return await self._encode(await self._rendered(request.chat))
+        return self._first_ids + await self._encode(request.text)
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) <= _MAX_ON_LOOP:
+            return self._tokenizer.encode(text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenizer.encode, text)
+
+    async def _rendered(self, chat: ChatPrompt) -> str:
+        if self._template is None:
+            raise UnsupportedFeature("this model has no chat template; send the prompt as raw text", field="chat")
+        text = await self._template.render([(message.role, message.content) for message in chat.messages])
+        size = len(text.encode())
+        if size > MAX_PROMPT_BYTES:
+            message = f"chat has {size} bytes after the model's template; the limit is {MAX_PROMPT_BYTES}"
+            raise InvalidRequest(message, field="chat")
+        return text

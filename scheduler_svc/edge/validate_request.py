@@ -1,0 +1,89 @@
+"""The door: a caller's request is refused here, before anything is spent on it, or it is good.
+
+Fields one by one are in `field_rules`; here is what depends on several of them or on the served model.
+"""
+
+from protos.forwardplane.v1.generate_pb2 import ChatPrompt, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from protos.wire.errors import InvalidRequest, UnknownModel, UnsupportedFeature
+from protos.wire.limits import MAX_PROMPT_BYTES
+from scheduler_svc.edge.field_rules import DETOKENIZE_RULES, GENERATE_RULES, TOKENIZE_RULES, check_fields
+from scheduler_svc.edge.model_facts import ModelFacts
+
+_MAX_SHOWN_CHARS = 64
+
+
+def validate_generate(request: GenerateRequest, facts: ModelFacts) -> None:
+    """Everything that can be checked without tokenising.
+
+    Raises:
+        UnknownModel: it names another model.
+        InvalidRequest: a value, or two together, make no sense.
+        UnsupportedFeature: it asks for what this model or this release does not offer.
+    """
+    if request.HasField("model") and request.model != facts.card.name:
+        asked = request.model[:_MAX_SHOWN_CHARS]
+        raise UnknownModel(f"model is {asked!r}; this server serves {facts.card.name!r}", field="model")
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidRequest("prompt is missing: one of text, chat or tokens", field="prompt")
+    if kind == "chat":
+        _check_chat(request.chat, facts)
+    check_fields(request, GENERATE_RULES, facts)
+    stop = request.stop
+    if kind == "tokens" and stop.stop_strings:
+        message = "stop.stop_strings cannot be combined with a prompt of token ids; use stop.stop_token_ids"
+        raise InvalidRequest(message, field="stop.stop_strings")
+    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
+        message = f"stop.min_tokens is {stop.min_tokens}; the limit is stop.max_tokens, {stop.max_tokens}"
+        raise InvalidRequest(message, field="stop.min_tokens")
+
+
+def validate_tokenize(request: TokenizeRequest, facts: ModelFacts) -> None:
+    """As `validate_generate`, for the input of a `Tokenize`."""
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest("input is missing: one of text or chat", field="input")
+    if kind == "chat":
+        _check_chat(request.chat, facts)
+    check_fields(request, TOKENIZE_RULES, facts)
+
+
+def validate_detokenize(request: DetokenizeRequest, facts: ModelFacts) -> None:
+    """As `validate_generate`, for a `Detokenize`."""
+    check_fields(request, DETOKENIZE_RULES, facts)
+
+
+def output_room(num_prompt_tokens: int, request: GenerateRequest, facts: ModelFacts) -> int:
+    """Most output tokens of a request whose prompt has that many tokens.
+
+    Raises:
+        InvalidRequest: the prompt leaves no room, or less than was asked for.
+    """
+    context = facts.context_tokens
+    room = context - num_prompt_tokens
+    if num_prompt_tokens < 1:
+        raise InvalidRequest("prompt gives no tokens", field="prompt")
+    if room < 1:
+        message = f"prompt has {num_prompt_tokens} tokens; the context of {context} leaves no room for output"
+        raise InvalidRequest(message, field="prompt")
+    stop = request.stop
+    asked = stop.max_tokens if stop.HasField("max_tokens") else room
+    if asked > room:
+        message = (
+            f"stop.max_tokens is {asked}; the limit is {room}, since the prompt has {num_prompt_tokens} tokens "
+            f"and the context {context}"
+        )
+        raise InvalidRequest(message, field="stop.max_tokens")
+    if stop.min_tokens > asked:
+        message = f"stop.min_tokens is {stop.min_tokens}; the limit is {asked}, what fits the context"
+        raise InvalidRequest(message, field="stop.min_tokens")
+    return asked
+
+
+def _check_chat(chat: ChatPrompt, facts: ModelFacts) -> None:
+    if not facts.card.has_chat_template:
+        message = f"model {facts.card.name} has no chat template; send the prompt as raw text"
+        raise UnsupportedFeature(message, field="chat")
+    size = sum(len(message.content) for message in chat.messages)
+    if size > MAX_PROMPT_BYTES:
+        raise InvalidRequest(f"chat has {size} bytes or more; the limit is {MAX_PROMPT_BYTES}", field="chat")

@@ -1,0 +1,83 @@
+"""A whole edge in the test's own event loop: real gRPC on loopback, a real Unix socket, a made-up core."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
+from protos.service.channel import caller_channel
+from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.edge_server import EdgeAddress, EdgeParts, EdgeServer
+from scheduler_svc.edge.metrics import create_edge_metrics
+from scheduler_svc.edge.model_facts import ModelCardFacts, SamplingDefaults
+from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.text.chat_template import ChatTemplate
+from tests.support.fake_core import FakeCore
+from tests.support.tiny_tokenizer import EOS, text_tokenizer
+
+CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+@dataclass
+class Edge:
+    core: FakeCore
+    link: CoreLink
+    server: EdgeServer
+    registry: CollectorRegistry
+    channel: grpc.aio.Channel
+    stub: GenerationServiceStub
+    eos_id: int
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value("forwardplane_scheduler_" + name, labels) or 0.0
+
+
+@contextlib.asynccontextmanager
+async def running_edge(
+    folder: Path, *, template: str | None = None, max_streams: int = 1024, **core_options: object
+) -> AsyncIterator[Edge]:
+    """Everything up and serving; all of it gone afterwards."""
+    core = FakeCore(folder / "core.sock", **core_options)
+    await core.start()
+    tokenizer = text_tokenizer(folder)
+    (eos_id,) = tokenizer.encode(EOS)
+    card = ModelCardFacts(
+        name="tiny",
+        context_tokens=128,
+        vocab_size=280,
+        eos_token_ids=(eos_id,),
+        has_chat_template=template is not None,
+        sampling=SamplingDefaults(temperature=0.7, top_p=0.9),
+    )
+    chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
+    encoder = PromptEncoder(tokenizer, template=chat)
+    bridge = BridgeClient(core.path, edge_index=0)
+    await bridge.connect(timeout_s=5)
+    link = CoreLink(bridge, card, max_streams=max_streams)
+    registry = CollectorRegistry()
+    parts = EdgeParts(
+        link=link, tokenizer=tokenizer, encoder=encoder, metrics=create_edge_metrics(registry), version="1"
+    )
+    server = EdgeServer(parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0), max_streams=max_streams)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(core.stop)
+        stack.push_async_callback(bridge.close)
+        stack.callback(encoder.close)
+        if chat is not None:
+            await chat.start()
+            stack.push_async_callback(chat.close)
+        reading = asyncio.create_task(link.run())
+        stack.callback(reading.cancel)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        channel = caller_channel(f"127.0.0.1:{server.port}")
+        stack.push_async_callback(channel.close)
+        while link.facts.is_serving != core.model.serving:
+            await asyncio.sleep(0.001)
+        yield Edge(core, link, server, registry, channel, GenerationServiceStub(channel), eos_id)
