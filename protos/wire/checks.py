@@ -8,7 +8,7 @@ import numpy as np
 from protos.wire.errors import InvalidPlan
 
 
-def check_length(field: str, array: np.ndarray | None, expected: int) -> None:
+def check_length(field: str, array: np.ndarray | None, *, expected: int) -> None:
     """A present column has `expected` elements."""
     if array is not None and len(array) != expected:
         raise InvalidPlan(f"{field} has {len(array)} elements, expected {expected}", field=field)
@@ -21,20 +21,20 @@ def check_present(field: str, array: np.ndarray | None) -> np.ndarray:
     return array
 
 
-def check_absent(field: str, array: np.ndarray | None, without: str) -> None:
+def check_absent(field: str, array: np.ndarray | None, *, without: str) -> None:
     """A column that has no meaning without another is absent."""
     if array is not None:
         raise InvalidPlan(f"{field} is present without {without}", field=field)
 
 
-def check_each(field: str, values: np.ndarray, good: np.ndarray, *, expected: str) -> None:
+def check_each(field: str, values: np.ndarray, *, good: np.ndarray, expected: str) -> None:
     """Every row is `good`; `values` are what the message shows of the first that is not."""
     if not good.all():
         row = int(np.argmin(good))
         raise bad_value(field, values[row].item(), expected=expected, row=row)
 
 
-def check_equal(field: str, values: np.ndarray, expected: np.ndarray) -> None:
+def check_equal(field: str, values: np.ndarray, *, expected: np.ndarray) -> None:
     """Every row has the expected value."""
     good = values == expected
     if not good.all():
@@ -43,7 +43,7 @@ def check_equal(field: str, values: np.ndarray, expected: np.ndarray) -> None:
 
 
 def check_range(
-    field: str, values: np.ndarray | None, low: float, high: float, *, indptr: np.ndarray | None = None
+    field: str, values: np.ndarray | None, *, low: float, high: float, indptr: np.ndarray | None = None
 ) -> None:
     """Every element of a present column is in [low, high]. NaN is not.
 
@@ -61,15 +61,15 @@ def check_range(
     raise bad_value(field, values[index].item(), expected=f"{low} to {high}", row=row)
 
 
-def check_indptr(field: str, indptr: np.ndarray, num_rows: int) -> None:
+def check_indptr(field: str, indptr: np.ndarray, *, num_rows: int) -> None:
     """A running sum: one more element than rows, from 0, never falling."""
-    check_length(field, indptr, num_rows + 1)
+    check_length(field, indptr, expected=num_rows + 1)
     if indptr[0] != 0:
         raise InvalidPlan(f"{field} starts at {indptr[0].item()}, not 0", field=field)
-    check_each(field, indptr[1:], indptr[1:] >= indptr[:-1], expected="no less than the element before it")
+    check_each(field, indptr[1:], good=indptr[1:] >= indptr[:-1], expected="no less than the element before it")
 
 
-def check_distinct(field: str, ids: np.ndarray, indptr: np.ndarray) -> None:
+def check_distinct(field: str, ids: np.ndarray, *, indptr: np.ndarray) -> None:
     """No id twice within one row of a CSR table. `ids` are not negative."""
     if len(ids) < 2:
         return

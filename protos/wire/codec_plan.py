@@ -52,23 +52,23 @@ def plan_to_proto(plan: ForwardPlan) -> plan_pb2.ForwardPlan:
     for forward in plan.forwards:
         message.forwards.append(_forward_to_proto(forward))
     message.rows.num_rows = plan.rows.num_rows
-    columns.pack(columns.ROWS, plan.rows, message.rows)
+    columns.pack(columns.ROWS, plan.rows, message=message.rows)
     message.tokens.SetInParent()
-    columns.pack(columns.TOKENS, plan.tokens, message.tokens)
+    columns.pack(columns.TOKENS, plan.tokens, message=message.tokens)
     for table in plan.page_tables:
-        columns.pack(columns.PAGE_TABLE, table, message.page_tables.add(sub_pool=table.sub_pool))
+        columns.pack(columns.PAGE_TABLE, table, message=message.page_tables.add(sub_pool=table.sub_pool))
     for name, group_columns, _ in OPTIONAL_GROUPS:
         group = getattr(plan, name)
         if group is not None:
             target = getattr(message, name)
             target.SetInParent()
-            columns.pack(group_columns, group, target)
+            columns.pack(group_columns, group, message=target)
     if plan.masks is not None:
         _masks_to_proto(plan.masks, message.masks)
     if plan.delta is not None:
         message.delta.base_seq = plan.delta.base_seq
         message.delta.base_digest = plan.delta.base_digest
-        columns.pack(columns.DELTA, plan.delta, message.delta)
+        columns.pack(columns.DELTA, plan.delta, message=message.delta)
     return message
 
 
@@ -89,7 +89,7 @@ def plan_from_proto(message: plan_pb2.ForwardPlan) -> ForwardPlan:
             raise InvalidPlan(f"{name} has {count} entries, the limit is {cap}", field=name, plan_seq=identity.seq)
     present = {field.name for field, _ in message.ListFields()}
     groups = {
-        name: _group(message, name, group_columns, make)
+        name: _group(message, name, group_columns=group_columns, make=make)
         for name, group_columns, make in OPTIONAL_GROUPS
         if name in present
     }
@@ -228,14 +228,16 @@ def _window_from_proto(message: plan_pb2.WriteWindow) -> WriteWindow:
     raise InvalidPlan("forwards.write_window is empty", field="forwards.write_window")
 
 
-def _group(message: Any, name: str, group_columns: tuple[columns.Column, ...], make: Callable[..., GroupT]) -> GroupT:
+def _group(
+    message: Any, name: str, *, group_columns: tuple[columns.Column, ...], make: Callable[..., GroupT]
+) -> GroupT:
     return make(**columns.unpack(group_columns, getattr(message, name), group=name, error=InvalidPlan))
 
 
 def _rows_from_proto(message: plan_pb2.ForwardPlan) -> RowColumns:
     if not message.HasField("rows"):
         raise InvalidPlan("rows is absent", field="rows")
-    rows = _group(message, "rows", columns.ROWS, RowColumns)
+    rows = _group(message, "rows", group_columns=columns.ROWS, make=RowColumns)
     if rows.num_rows != message.rows.num_rows:
         text = f"rows.handles has {rows.num_rows} elements, rows.num_rows says {message.rows.num_rows}"
         raise InvalidPlan(text, field="rows.handles")
@@ -245,7 +247,7 @@ def _rows_from_proto(message: plan_pb2.ForwardPlan) -> RowColumns:
 def _tokens_from_proto(message: plan_pb2.ForwardPlan) -> TokenColumns:
     if not message.HasField("tokens"):
         raise InvalidPlan("tokens is absent", field="tokens")
-    return _group(message, "tokens", columns.TOKENS, TokenColumns)
+    return _group(message, "tokens", group_columns=columns.TOKENS, make=TokenColumns)
 
 
 def _page_table_from_proto(message: plan_pb2.PageTable) -> PageTable:
@@ -256,7 +258,7 @@ def _page_table_from_proto(message: plan_pb2.PageTable) -> PageTable:
 
 def _masks_to_proto(masks: MaskColumns, message: plan_pb2.MaskColumns) -> None:
     message.SetInParent()
-    columns.pack(columns.MASKS, masks, message)
+    columns.pack(columns.MASKS, masks, message=message)
     for mask in masks.masks:
         target = message.masks.add()
         for column in columns.MASK:

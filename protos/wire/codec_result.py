@@ -39,7 +39,7 @@ def result_to_proto(result: ForwardResult) -> plan_pb2.ForwardResult:
         message.rejection.CopyFrom(_rejection_to_proto(result.rejection))
     if result.rows is not None:
         message.rows.num_rows = len(result.rows.handles)
-        columns.pack(columns.RESULT_ROWS, result.rows, message.rows)
+        columns.pack(columns.RESULT_ROWS, result.rows, message=message.rows)
         message.timings.CopyFrom(
             plan_pb2.PlanTimings(**{name: getattr(result.timings, name) for name in TIMING_FIELDS})
         )
@@ -47,11 +47,11 @@ def result_to_proto(result: ForwardResult) -> plan_pb2.ForwardResult:
         message.forwards.append(_outcome_to_proto(outcome))
     if result.logprobs is not None:
         message.logprobs.SetInParent()
-        columns.pack(columns.RESULT_LOGPROBS, result.logprobs, message.logprobs)
+        columns.pack(columns.RESULT_LOGPROBS, result.logprobs, message=message.logprobs)
     if result.hidden_states is not None:
         message.hidden_states.dtype = result.hidden_states.dtype
         message.hidden_states.hidden_size = result.hidden_states.hidden_size
-        columns.pack(columns.RESULT_HIDDEN_STATES, result.hidden_states, message.hidden_states)
+        columns.pack(columns.RESULT_HIDDEN_STATES, result.hidden_states, message=message.hidden_states)
     return message
 
 
@@ -143,12 +143,12 @@ def _rows_from_proto(message: plan_pb2.ResultColumns) -> ResultColumns:
     arrays = columns.unpack(columns.RESULT_ROWS, message, group="rows", error=DataFault)
     for name, array in arrays.items():
         if array is not None:
-            _check_length(f"rows.{name}", array, message.num_rows)
+            _check_length(f"rows.{name}", array, expected=message.num_rows)
     make: Callable[..., ResultColumns] = ResultColumns
     rows = make(**arrays)
-    _check_values("rows.statuses", rows.statuses, min(RowStatus), max(RowStatus))
+    _check_values("rows.statuses", rows.statuses, low=min(RowStatus), high=max(RowStatus))
     if rows.failures is not None:
-        _check_values("rows.failures", rows.failures, 0, max(RowFailure))
+        _check_values("rows.failures", rows.failures, low=0, high=max(RowFailure))
     return rows
 
 
@@ -157,11 +157,11 @@ def _logprobs_from_proto(message: plan_pb2.ResultLogprobs, num_rows: int) -> Res
     make: Callable[..., ResultLogprobs] = ResultLogprobs
     logprobs = make(**arrays)
     if logprobs.output is not None:
-        _check_length("logprobs.output", logprobs.output, num_rows)
-    _check_csr(arrays, "output_top_indptr", ("output_top_ids", "output_top_values"), num_rows)
-    _check_csr(arrays, "prompt_indptr", ("prompt",), num_rows)
+        _check_length("logprobs.output", logprobs.output, expected=num_rows)
+    _check_csr(arrays, "output_top_indptr", names=("output_top_ids", "output_top_values"), length=num_rows)
+    _check_csr(arrays, "prompt_indptr", names=("prompt",), length=num_rows)
     num_positions = 0 if logprobs.prompt is None else len(logprobs.prompt)
-    _check_csr(arrays, "prompt_top_indptr", ("prompt_top_ids", "prompt_top_values"), num_positions)
+    _check_csr(arrays, "prompt_top_indptr", names=("prompt_top_ids", "prompt_top_values"), length=num_positions)
     return logprobs
 
 
@@ -172,38 +172,38 @@ def _hidden_from_proto(message: plan_pb2.ResultHiddenStates, num_rows: int) -> R
         raise DataFault("hidden_states.dtype is not known here", field="hidden_states.dtype")
     make: Callable[..., ResultHiddenStates] = ResultHiddenStates
     states = make(dtype=message.dtype, hidden_size=message.hidden_size, **arrays)
-    _check_indptr("hidden_states.indptr", states.indptr, num_rows)
+    _check_indptr("hidden_states.indptr", states.indptr, length=num_rows)
     expected = int(states.indptr[-1]) * message.hidden_size * item_size
-    _check_length("hidden_states.states", states.states, expected)
+    _check_length("hidden_states.states", states.states, expected=expected)
     return states
 
 
-def _check_csr(arrays: dict[str, np.ndarray | None], indptr_name: str, names: tuple[str, ...], length: int) -> None:
+def _check_csr(arrays: dict[str, np.ndarray | None], indptr_name: str, *, names: tuple[str, ...], length: int) -> None:
     indptr = arrays[indptr_name]
     if indptr is None:
         for name in names:
             if arrays[name] is not None:
                 raise DataFault(f"logprobs.{name} is present without {indptr_name}", field=f"logprobs.{name}")
         return
-    _check_indptr(f"logprobs.{indptr_name}", indptr, length)
+    _check_indptr(f"logprobs.{indptr_name}", indptr, length=length)
     for name in names:
         array = arrays[name]
         assert array is not None, "columns beside a present indptr are never None"
-        _check_length(f"logprobs.{name}", array, int(indptr[-1]))
+        _check_length(f"logprobs.{name}", array, expected=int(indptr[-1]))
 
 
-def _check_indptr(field: str, indptr: np.ndarray, length: int) -> None:
-    _check_length(field, indptr, length + 1)
+def _check_indptr(field: str, indptr: np.ndarray, *, length: int) -> None:
+    _check_length(field, indptr, expected=length + 1)
     if indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
         raise DataFault(f"{field} does not rise from 0", field=field)
 
 
-def _check_length(field: str, array: np.ndarray, expected: int) -> None:
+def _check_length(field: str, array: np.ndarray, *, expected: int) -> None:
     if len(array) != expected:
         raise DataFault(f"{field} has {len(array)} elements, expected {expected}", field=field)
 
 
-def _check_values(field: str, array: np.ndarray, low: int, high: int) -> None:
+def _check_values(field: str, array: np.ndarray, *, low: int, high: int) -> None:
     bad = np.flatnonzero((array < low) | (array > high))
     if len(bad):
         row = int(bad[0])

@@ -133,7 +133,7 @@ RESULT_MESSAGES = MappingProxyType(
 """The columns of every message that has some, by the message's name."""
 
 
-def pack(columns: tuple[Column, ...], source: object, message: Any) -> None:
+def pack(columns: tuple[Column, ...], source: object, *, message: Any) -> None:
     """Write the columns of `source` into `message`. An empty array is written as absent.
 
     The arrays' element types are asserted: a silent conversion could wrap a number.

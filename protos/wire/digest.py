@@ -34,7 +34,7 @@ class _Hasher:
     def array(self, name: str, array: np.ndarray) -> None:
         self.content(name, array.tobytes())
 
-    def group(self, name: str, group_columns: tuple[columns.Column, ...], source: object) -> None:
+    def group(self, name: str, group_columns: tuple[columns.Column, ...], *, source: object) -> None:
         self.name(name)
         for column in group_columns:
             array = getattr(source, column.name)
@@ -51,23 +51,23 @@ def plan_digest(plan: ForwardPlan) -> bytes:
     _add_identity(hasher, plan.identity)
     for forward in plan.forwards:
         _add_forward(hasher, forward)
-    hasher.group("rows", columns.ROWS, plan.rows)
-    hasher.group("tokens", columns.TOKENS, plan.tokens)
+    hasher.group("rows", columns.ROWS, source=plan.rows)
+    hasher.group("tokens", columns.TOKENS, source=plan.tokens)
     for table in plan.page_tables:
         hasher.numbers("page_table", table.sub_pool)
-        hasher.group("page_table", columns.PAGE_TABLE, table)
+        hasher.group("page_table", columns.PAGE_TABLE, source=table)
     for name, group_columns, _ in OPTIONAL_GROUPS:
         group = getattr(plan, name)
         if group is not None:
-            hasher.group(name, group_columns, group)
+            hasher.group(name, group_columns, source=group)
     if plan.masks is not None:
-        hasher.group("masks", columns.MASKS, plan.masks)
+        hasher.group("masks", columns.MASKS, source=plan.masks)
         for mask in plan.masks.masks:
             _add_mask(hasher, mask)
     if plan.delta is not None:
         hasher.numbers("delta", plan.delta.base_seq)
         hasher.content("base_digest", plan.delta.base_digest)
-        hasher.group("delta", columns.DELTA, plan.delta)
+        hasher.group("delta", columns.DELTA, source=plan.delta)
     for name in plan.reserved:
         hasher.name(name)
     return hasher.digest()

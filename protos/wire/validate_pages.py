@@ -31,9 +31,9 @@ def check_page_tables(plan: ForwardPlan, info: WorkerInfo) -> None:
             raise InvalidPlan(text, field="page_tables.sub_pool")
         if sub_pool.kind is SubPoolKind.RECURRENT:
             raise UnsupportedFeature("recurrent sub-pools have no executor", field="page_tables.sub_pool")
-        starts = _check_starts(plan, table, sub_pool)
-        _check_coverage(plan, table, sub_pool, starts=starts)
-        _check_writes(plan, table, sub_pool, counts=_check_indices(table, sub_pool))
+        starts = _check_starts(plan, table, sub_pool=sub_pool)
+        _check_coverage(plan, table, sub_pool=sub_pool, starts=starts)
+        _check_writes(plan, table, sub_pool=sub_pool, counts=_check_indices(table, sub_pool))
 
 
 def check_page_operations(plan: ForwardPlan, info: WorkerInfo) -> None:
@@ -42,10 +42,10 @@ def check_page_operations(plan: ForwardPlan, info: WorkerInfo) -> None:
     if operations is None:
         return
     for column in columns.PAGE_OPERATIONS:
-        check_length(f"page_operations.{column.name}", getattr(operations, column.name), len(operations.kinds))
-    check_range("page_operations.kinds", operations.kinds, COPY, ZERO)
-    check_range("page_operations.orders", operations.orders, BEFORE, AFTER)
-    check_range("page_operations.sub_pools", operations.sub_pools, 0, len(info.sub_pools) - 1)
+        check_length(f"page_operations.{column.name}", getattr(operations, column.name), expected=len(operations.kinds))
+    check_range("page_operations.kinds", operations.kinds, low=COPY, high=ZERO)
+    check_range("page_operations.orders", operations.orders, low=BEFORE, high=AFTER)
+    check_range("page_operations.sub_pools", operations.sub_pools, low=0, high=len(info.sub_pools) - 1)
     last_pages = np.array([sub_pool.num_pages - 1 for sub_pool in info.sub_pools])[operations.sub_pools]
     copies = operations.kinds == COPY
     _check_operation("sources", operations.sources, low=copies.astype(np.int64), high=np.where(copies, last_pages, 0))
@@ -65,14 +65,14 @@ def _check_operation(name: str, pages: np.ndarray, *, low: np.ndarray, high: np.
         raise InvalidPlan(text, field=field)
 
 
-def _check_starts(plan: ForwardPlan, table: PageTable, sub_pool: SubPool) -> np.ndarray:
+def _check_starts(plan: ForwardPlan, table: PageTable, *, sub_pool: SubPool) -> np.ndarray:
     """The first listed position of each row. [R] i64."""
     num_rows = plan.rows.num_rows
     starts = table.start_positions
     if starts is None:
         return np.zeros(num_rows, np.int64)
     field = "page_tables.start_positions"
-    check_length(field, starts, num_rows)
+    check_length(field, starts, expected=num_rows)
     starts = starts.astype(np.int64)
     first = plan.rows.first_positions.astype(np.int64)
     highest = np.zeros_like(first)
@@ -86,22 +86,22 @@ def _check_starts(plan: ForwardPlan, table: PageTable, sub_pool: SubPool) -> np.
     return starts
 
 
-def _check_coverage(plan: ForwardPlan, table: PageTable, sub_pool: SubPool, *, starts: np.ndarray) -> None:
+def _check_coverage(plan: ForwardPlan, table: PageTable, *, sub_pool: SubPool, starts: np.ndarray) -> None:
     """Each row lists the pages of [start, seq_len), and its last page is used as far as the sequence goes."""
     num_rows = plan.rows.num_rows
     page_size = sub_pool.page_size
     seq_lens = plan.rows.seq_lens.astype(np.int64)
-    check_indptr("page_tables.indptr", table.indptr, num_rows)
-    check_equal("page_tables.indptr", np.diff(table.indptr), _page_counts(seq_lens - starts, page_size))
-    check_length("page_tables.indices", table.indices, int(table.indptr[-1]))
-    check_length("page_tables.last_page_lens", table.last_page_lens, num_rows)
-    check_equal("page_tables.last_page_lens", table.last_page_lens, (seq_lens - 1) % page_size + 1)
+    check_indptr("page_tables.indptr", table.indptr, num_rows=num_rows)
+    check_equal("page_tables.indptr", np.diff(table.indptr), expected=_page_counts(seq_lens - starts, page_size))
+    check_length("page_tables.indices", table.indices, expected=int(table.indptr[-1]))
+    check_length("page_tables.last_page_lens", table.last_page_lens, expected=num_rows)
+    check_equal("page_tables.last_page_lens", table.last_page_lens, expected=(seq_lens - 1) % page_size + 1)
 
 
 def _check_indices(table: PageTable, sub_pool: SubPool) -> np.ndarray:
     """Every page exists, is not the sink, and comes once in its row. Returns how often each page is listed."""
     indices, indptr = table.indices, table.indptr
-    check_range("page_tables.indices", indices, 1, sub_pool.num_pages - 1, indptr=indptr)
+    check_range("page_tables.indices", indices, low=1, high=sub_pool.num_pages - 1, indptr=indptr)
     counts = np.bincount(indices)
     if len(indices) and counts.max() > 1:
         shared = np.flatnonzero(counts[indices] > 1)
@@ -116,7 +116,7 @@ def _check_indices(table: PageTable, sub_pool: SubPool) -> np.ndarray:
     return counts
 
 
-def _check_writes(plan: ForwardPlan, table: PageTable, sub_pool: SubPool, *, counts: np.ndarray) -> None:
+def _check_writes(plan: ForwardPlan, table: PageTable, *, sub_pool: SubPool, counts: np.ndarray) -> None:
     """The written pages are those of [first_position, seq_len), and no other row lists any of them."""
     field = "page_tables.written_pages"
     page_size = sub_pool.page_size
@@ -124,7 +124,7 @@ def _check_writes(plan: ForwardPlan, table: PageTable, sub_pool: SubPool, *, cou
     written = end_pages - plan.rows.first_positions // page_size
     indptr = np.zeros(len(written) + 1, np.int64)
     np.cumsum(written, out=indptr[1:])
-    check_length(field, table.written_pages, int(indptr[-1]))
+    check_length(field, table.written_pages, expected=int(indptr[-1]))
     into_indices = np.repeat(table.indptr[1:] - indptr[1:], written) + np.arange(indptr[-1])
     expected = table.indices[into_indices]
     wrong = np.flatnonzero(table.written_pages != expected)

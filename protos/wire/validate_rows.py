@@ -65,10 +65,10 @@ def check_row_columns(plan: ForwardPlan, _info: WorkerInfo) -> None:
     """Every row column has one element a row, flags are flags, and no handle comes twice."""
     rows = plan.rows
     for column in columns.ROWS:
-        check_length(f"rows.{column.name}", getattr(rows, column.name), rows.num_rows)
-    check_range("rows.samples", rows.samples, 0, 1)
-    check_range("rows.sample_indices", rows.sample_indices, 0, limits.MAX_SAMPLES - 1)
-    check_range("rows.hidden_modes", rows.hidden_modes, min(HiddenMode), max(HiddenMode))
+        check_length(f"rows.{column.name}", getattr(rows, column.name), expected=rows.num_rows)
+    check_range("rows.samples", rows.samples, low=0, high=1)
+    check_range("rows.sample_indices", rows.sample_indices, low=0, high=limits.MAX_SAMPLES - 1)
+    check_range("rows.hidden_modes", rows.hidden_modes, low=min(HiddenMode), high=max(HiddenMode))
     order = np.argsort(rows.handles, kind="stable")
     repeated = np.flatnonzero(np.diff(rows.handles[order]) == 0)
     if len(repeated):
@@ -80,11 +80,11 @@ def check_lengths(plan: ForwardPlan, info: WorkerInfo) -> None:
     """First position + extend length = sequence length, all within the context, and they add up to the tokens."""
     rows = plan.rows
     context = info.limits.context_tokens
-    check_range("rows.extend_lens", rows.extend_lens, 1, INT32_MAX)
-    check_range("rows.first_positions", rows.first_positions, 0, INT32_MAX)
-    check_range("rows.seq_lens", rows.seq_lens, 1, context)
-    check_equal("rows.seq_lens", rows.seq_lens, rows.first_positions.astype(np.int64) + rows.extend_lens)
-    check_length("tokens.ids", plan.tokens.ids, int(rows.extend_lens.sum(dtype=np.int64)))
+    check_range("rows.extend_lens", rows.extend_lens, low=1, high=INT32_MAX)
+    check_range("rows.first_positions", rows.first_positions, low=0, high=INT32_MAX)
+    check_range("rows.seq_lens", rows.seq_lens, low=1, high=context)
+    check_equal("rows.seq_lens", rows.seq_lens, expected=rows.first_positions.astype(np.int64) + rows.extend_lens)
+    check_length("tokens.ids", plan.tokens.ids, expected=int(rows.extend_lens.sum(dtype=np.int64)))
 
 
 def check_forwards(plan: ForwardPlan, _info: WorkerInfo) -> None:
@@ -100,7 +100,7 @@ def check_forwards(plan: ForwardPlan, _info: WorkerInfo) -> None:
             raise InvalidPlan(text, field="forwards.row_end")
         expected = forward.row_end
         for mode in (forward.mode, forward.logical_mode):
-            _check_mode_rows(plan, forward, mode)
+            _check_mode_rows(plan, forward, mode=mode)
     if expected != num_rows:
         raise InvalidPlan(f"forwards end at row {expected}, the plan has {num_rows}", field="forwards.row_end")
 
@@ -109,26 +109,26 @@ def check_graphs(plan: ForwardPlan, info: WorkerInfo) -> None:
     """A named bucket is advertised, of the phase of the forward's mode, and holds the forward."""
     for forward in plan.forwards:
         if isinstance(forward.graph, GraphChoice):
-            _check_graph(plan, forward, forward.graph, info=info)
+            _check_graph(plan, forward, graph=forward.graph, info=info)
 
 
 def check_tokens(plan: ForwardPlan, info: WorkerInfo) -> None:
     """Every literal is below the width of the logits; every reference names an earlier plan's row."""
     tokens = plan.tokens
     indptr = token_indptr(plan)
-    check_range("tokens.ids", tokens.ids, 0, info.logits_width - 1, indptr=indptr)
+    check_range("tokens.ids", tokens.ids, low=0, high=info.logits_width - 1, indptr=indptr)
     if tokens.sources is None:
         for name, column in _reference_columns(plan):
-            check_absent(f"tokens.{name}", column, "tokens.sources")
+            check_absent(f"tokens.{name}", column, without="tokens.sources")
         return
-    check_length("tokens.sources", tokens.sources, len(tokens.ids))
-    check_range("tokens.sources", tokens.sources, 0, 1, indptr=indptr)
+    check_length("tokens.sources", tokens.sources, expected=len(tokens.ids))
+    check_range("tokens.sources", tokens.sources, low=0, high=1, indptr=indptr)
     referring = np.flatnonzero(tokens.sources)
     for name, column in _reference_columns(plan):
-        check_length(f"tokens.{name}", column, len(referring))
+        check_length(f"tokens.{name}", column, expected=len(referring))
     if not len(referring):
         return
-    _check_references(plan, info, referring)
+    _check_references(plan, info, referring=referring)
 
 
 def check_delta(plan: ForwardPlan, _info: WorkerInfo) -> None:
@@ -142,8 +142,8 @@ def check_delta(plan: ForwardPlan, _info: WorkerInfo) -> None:
     if len(delta.base_digest) != limits.DIGEST_BYTES:
         text = f"delta.base_digest has {len(delta.base_digest)} bytes, not {limits.DIGEST_BYTES}"
         raise InvalidPlan(text, field="delta.base_digest")
-    check_length("delta.base_rows", delta.base_rows, plan.rows.num_rows)
-    check_range("delta.base_rows", delta.base_rows, 0, limits.MAX_PLAN_ROWS)
+    check_length("delta.base_rows", delta.base_rows, expected=plan.rows.num_rows)
+    check_range("delta.base_rows", delta.base_rows, low=0, high=limits.MAX_PLAN_ROWS)
 
 
 def token_indptr(plan: ForwardPlan) -> np.ndarray:
@@ -153,7 +153,7 @@ def token_indptr(plan: ForwardPlan) -> np.ndarray:
     return indptr
 
 
-def _check_mode_rows(plan: ForwardPlan, forward: Forward, mode: ForwardMode) -> None:
+def _check_mode_rows(plan: ForwardPlan, forward: Forward, *, mode: ForwardMode) -> None:
     rule = MODE_RULES.get(mode)
     if rule is None:
         text = f"forwards.mode is {mode.name}, which has no executor in this release"
@@ -169,7 +169,7 @@ def _check_mode_rows(plan: ForwardPlan, forward: Forward, mode: ForwardMode) -> 
         raise InvalidPlan(text, field="rows.extend_lens", rows=(row,))
 
 
-def _check_graph(plan: ForwardPlan, forward: Forward, graph: GraphChoice, *, info: WorkerInfo) -> None:
+def _check_graph(plan: ForwardPlan, forward: Forward, *, graph: GraphChoice, info: WorkerInfo) -> None:
     if Feature.GRAPHS not in info.features:
         raise UnsupportedFeature("forwards.graph needs GRAPHS, which this worker lacks", field="forwards.graph")
     if PHASES.get(forward.mode) is not graph.phase:
@@ -191,7 +191,7 @@ def _reference_columns(plan: ForwardPlan) -> Iterator[tuple[str, np.ndarray | No
         yield name, getattr(plan.tokens, name)
 
 
-def _check_references(plan: ForwardPlan, info: WorkerInfo, referring: np.ndarray) -> None:
+def _check_references(plan: ForwardPlan, info: WorkerInfo, *, referring: np.ndarray) -> None:
     tokens = plan.tokens
     seqs = check_present("tokens.ref_seqs", tokens.ref_seqs)
     ref_rows = check_present("tokens.ref_rows", tokens.ref_rows)

@@ -33,9 +33,9 @@ def check_sampling(plan: ForwardPlan, info: WorkerInfo) -> None:
         ("min_ps", 0.0, 1.0),
     ):
         values = getattr(sampling, name)
-        check_length(f"sampling.{name}", values, plan.rows.num_rows)
-        check_range(f"sampling.{name}", values, low, high)
-    check_length("sampling.seeds", sampling.seeds, plan.rows.num_rows)
+        check_length(f"sampling.{name}", values, expected=plan.rows.num_rows)
+        check_range(f"sampling.{name}", values, low=low, high=high)
+    check_length("sampling.seeds", sampling.seeds, expected=plan.rows.num_rows)
     if sampling.seeds is None and sampling.temperatures is not None and sampling.temperatures.any():
         row = int(np.argmax(sampling.temperatures > 0))
         raise InvalidPlan(f"sampling.seeds is absent, row {row} draws", field="sampling.seeds", rows=(row,))
@@ -47,14 +47,14 @@ def check_bias(plan: ForwardPlan, info: WorkerInfo) -> None:
     if sampling is None:
         return
     if sampling.bias_indptr is None:
-        check_absent("sampling.bias_ids", sampling.bias_ids, "sampling.bias_indptr")
-        check_absent("sampling.bias_values", sampling.bias_values, "sampling.bias_indptr")
+        check_absent("sampling.bias_ids", sampling.bias_ids, without="sampling.bias_indptr")
+        check_absent("sampling.bias_values", sampling.bias_values, without="sampling.bias_indptr")
         return
     ids = check_present("sampling.bias_ids", sampling.bias_ids)
     values = check_present("sampling.bias_values", sampling.bias_values)
-    _check_id_table("sampling.bias", sampling.bias_indptr, ids, plan=plan, info=info)
-    check_length("sampling.bias_values", values, len(ids))
-    check_range("sampling.bias_values", values, -MAX_F32, MAX_F32, indptr=sampling.bias_indptr)
+    _check_id_table("sampling.bias", sampling.bias_indptr, ids=ids, plan=plan, info=info)
+    check_length("sampling.bias_values", values, expected=len(ids))
+    check_range("sampling.bias_values", values, low=-MAX_F32, high=MAX_F32, indptr=sampling.bias_indptr)
 
 
 def check_penalties(plan: ForwardPlan, info: WorkerInfo) -> None:
@@ -68,13 +68,15 @@ def check_penalties(plan: ForwardPlan, info: WorkerInfo) -> None:
         ("presence", -limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
     ):
         values = getattr(penalties, name)
-        check_length(f"penalties.{name}", values, plan.rows.num_rows)
-        check_range(f"penalties.{name}", values, low, high)
-    _check_id_table("penalties.prompt", penalties.prompt_indptr, penalties.prompt_ids, plan=plan, info=info)
-    _check_id_table("penalties.output", penalties.output_indptr, penalties.output_ids, plan=plan, info=info)
+        check_length(f"penalties.{name}", values, expected=plan.rows.num_rows)
+        check_range(f"penalties.{name}", values, low=low, high=high)
+    _check_id_table("penalties.prompt", penalties.prompt_indptr, ids=penalties.prompt_ids, plan=plan, info=info)
+    _check_id_table("penalties.output", penalties.output_indptr, ids=penalties.output_ids, plan=plan, info=info)
     counts = penalties.output_counts
-    check_length("penalties.output_counts", counts, len(penalties.output_ids))
-    check_range("penalties.output_counts", counts, 1, info.limits.context_tokens, indptr=penalties.output_indptr)
+    check_length("penalties.output_counts", counts, expected=len(penalties.output_ids))
+    check_range(
+        "penalties.output_counts", counts, low=1, high=info.limits.context_tokens, indptr=penalties.output_indptr
+    )
 
 
 def check_masks(plan: ForwardPlan, info: WorkerInfo) -> None:
@@ -82,8 +84,8 @@ def check_masks(plan: ForwardPlan, info: WorkerInfo) -> None:
     masks = plan.masks
     if masks is None:
         return
-    check_length("masks.row_masks", masks.row_masks, plan.rows.num_rows)
-    check_range("masks.row_masks", masks.row_masks, 0, len(masks.masks))
+    check_length("masks.row_masks", masks.row_masks, expected=plan.rows.num_rows)
+    check_range("masks.row_masks", masks.row_masks, low=0, high=len(masks.masks))
     for index, mask in enumerate(masks.masks):
         _check_mask(mask, index, logits_width=info.logits_width)
 
@@ -95,8 +97,8 @@ def check_output_logprobs(plan: ForwardPlan, info: WorkerInfo) -> None:
         return
     for name, high in (("output_wanted", 1), ("output_top_counts", info.limits.max_logprobs)):
         values = getattr(logprobs, name)
-        check_length(f"logprobs.{name}", values, plan.rows.num_rows)
-        check_range(f"logprobs.{name}", values, 0, high)
+        check_length(f"logprobs.{name}", values, expected=plan.rows.num_rows)
+        check_range(f"logprobs.{name}", values, low=0, high=high)
 
 
 def check_prompt_logprobs(plan: ForwardPlan, info: WorkerInfo) -> None:
@@ -107,32 +109,32 @@ def check_prompt_logprobs(plan: ForwardPlan, info: WorkerInfo) -> None:
     starts = logprobs.prompt_starts
     if starts is None:
         for name in ("prompt_top_counts", "target_indptr", "target_ids"):
-            check_absent(f"logprobs.{name}", getattr(logprobs, name), "logprobs.prompt_starts")
+            check_absent(f"logprobs.{name}", getattr(logprobs, name), without="logprobs.prompt_starts")
         return
     rows = plan.rows
-    check_length("logprobs.prompt_starts", starts, rows.num_rows)
+    check_length("logprobs.prompt_starts", starts, expected=rows.num_rows)
     bad = np.flatnonzero((starts < rows.first_positions) | (starts > rows.seq_lens))
     if len(bad):
         row = int(bad[0])
         expected = f"{rows.first_positions[row]} to {rows.seq_lens[row]}"
         raise bad_value("logprobs.prompt_starts", starts[row].item(), expected=expected, row=row)
     counts = logprobs.prompt_top_counts
-    check_length("logprobs.prompt_top_counts", counts, rows.num_rows)
-    check_range("logprobs.prompt_top_counts", counts, 0, info.limits.max_logprobs)
+    check_length("logprobs.prompt_top_counts", counts, expected=rows.num_rows)
+    check_range("logprobs.prompt_top_counts", counts, low=0, high=info.limits.max_logprobs)
     indptr = check_present("logprobs.target_indptr", logprobs.target_indptr)
     targets = check_present("logprobs.target_ids", logprobs.target_ids)
-    check_indptr("logprobs.target_indptr", indptr, rows.num_rows)
+    check_indptr("logprobs.target_indptr", indptr, num_rows=rows.num_rows)
     wanted = np.maximum(rows.seq_lens.astype(np.int64) - starts - rows.samples, 0)
-    check_equal("logprobs.target_indptr", np.diff(indptr), wanted)
-    check_length("logprobs.target_ids", targets, int(indptr[-1]))
-    check_range("logprobs.target_ids", targets, 0, info.logits_width - 1, indptr=indptr)
+    check_equal("logprobs.target_indptr", np.diff(indptr), expected=wanted)
+    check_length("logprobs.target_ids", targets, expected=int(indptr[-1]))
+    check_range("logprobs.target_ids", targets, low=0, high=info.logits_width - 1, indptr=indptr)
 
 
-def _check_id_table(prefix: str, indptr: np.ndarray, ids: np.ndarray, *, plan: ForwardPlan, info: WorkerInfo) -> None:
-    check_indptr(f"{prefix}_indptr", indptr, plan.rows.num_rows)
-    check_length(f"{prefix}_ids", ids, int(indptr[-1]))
-    check_range(f"{prefix}_ids", ids, 0, info.logits_width - 1, indptr=indptr)
-    check_distinct(f"{prefix}_ids", ids, indptr)
+def _check_id_table(prefix: str, indptr: np.ndarray, *, ids: np.ndarray, plan: ForwardPlan, info: WorkerInfo) -> None:
+    check_indptr(f"{prefix}_indptr", indptr, num_rows=plan.rows.num_rows)
+    check_length(f"{prefix}_ids", ids, expected=int(indptr[-1]))
+    check_range(f"{prefix}_ids", ids, low=0, high=info.logits_width - 1, indptr=indptr)
+    check_distinct(f"{prefix}_ids", ids, indptr=indptr)
 
 
 def _check_mask(mask: Mask, index: int, *, logits_width: int) -> None:
@@ -140,7 +142,7 @@ def _check_mask(mask: Mask, index: int, *, logits_width: int) -> None:
     if len(given) != 1:
         raise InvalidPlan(f"masks.masks entry {index} has {len(given)} forms, not 1", field="masks.masks")
     if mask.allowed_bits is not None:
-        check_length("masks.masks.allowed_bits", mask.allowed_bits, -(-logits_width // 8))
+        check_length("masks.masks.allowed_bits", mask.allowed_bits, expected=-(-logits_width // 8))
         leaves = bool(np.unpackbits(mask.allowed_bits, count=logits_width, bitorder="little").any())
     else:
         outside = np.flatnonzero(given[0] >= logits_width)

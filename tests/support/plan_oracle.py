@@ -144,9 +144,9 @@ def _tokens(plan: ForwardPlan, info: WorkerInfo) -> Iterator[str]:
         yield "sources"
         return
     referring = [token for token, source in zip(ids, sources, strict=True) if source == 1]
-    for array in (tokens.ref_seqs, tokens.ref_rows, tokens.ref_offsets):
-        is_needed = bool(referring) and array is not tokens.ref_offsets
-        if len(_numbers(array)) != len(referring) and (array is not None or is_needed):
+    for name, is_optional in (("ref_seqs", False), ("ref_rows", False), ("ref_offsets", True)):
+        array = getattr(tokens, name)
+        if len(_numbers(array)) != len(referring) and not (is_optional and array is None):
             yield "number of references"
     if tokens.sources is None and any(a is not None for a in (tokens.ref_seqs, tokens.ref_rows, tokens.ref_offsets)):
         yield "references without sources"
