@@ -1,0 +1,56 @@
+"""The plan channel notices a worker that stands still: measured, since gRPC's own default is a minute."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.service.channel import plan_channel
+from protos.service.config import environment
+from protos.service.status import from_rpc_error
+from protos.wire.errors import ConnectionLost
+
+NOTICED_WITHIN_S = 5.0
+
+SERVER = """
+import asyncio
+from protos.service.server import HealthServer, PortProfile, ServerOptions, bind_port, build_server
+
+async def main():
+    server = build_server(options=ServerOptions(profile=PortProfile.PLAN))
+    HealthServer(()).add_to(server)
+    print(bind_port(server, "127.0.0.1", 0), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server():
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as child:
+        child.port = int(child.stdout.readline())
+        yield child
+        child.send_signal(signal.SIGCONT)
+        child.terminate()
+
+
+async def test_a_stopped_worker_is_noticed_within_seconds(server):
+    async with plan_channel(f"127.0.0.1:{server.port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as raised:
+            await watch.read()
+        took_s = time.monotonic() - began
+
+    assert type(from_rpc_error(raised.value)) is ConnectionLost
+    assert took_s < NOTICED_WITHIN_S
