@@ -85,6 +85,37 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
     def open_any_stream(self, fence, incarnation):
         self._open(fence, incarnation, self.stream_number + 1)
 
+    @precondition(lambda self: self.live_stream is None)
+    @rule()
+    def become_ready(self):
+        while self.out is not None:
+            self.finish_device_work()
+        if self.highest == Fence(0, 0):
+            self.attach_higher(raise_epoch=True)
+            self.finish_device_work()
+        self._open(self.highest, INCARNATION, self.stream_number + 1)
+
+    @precondition(lambda self: self.live_stream is not None)
+    @rule(count=st.integers(1, 6))
+    def run_plans(self, count):
+        for _ in range(count):
+            self._send(self.live_stream, self.expected)
+            while self.out is not None:
+                self.finish_device_work()
+
+    @precondition(lambda self: self.live_stream is not None)
+    @rule()
+    def send_from_another_life(self):
+        self._send(self.live_stream, self.expected, incarnation=OTHER_LIFE)
+
+    @precondition(lambda self: self.live_stream is not None)
+    @rule(back=st.integers(0, 3))
+    def reopen_and_send_again(self, back):
+        self._open(self.highest, INCARNATION, self.stream_number + 1)
+        first = max(1, self.expected - back)
+        for seq in range(first, first + self.window):
+            self._send(self.live_stream, seq)
+
     @precondition(lambda self: self.live_stream is not None)
     @rule(is_rejected=st.booleans())
     def send_expected(self, is_rejected):
@@ -110,7 +141,14 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live_stream is not None)
     @rule()
     def finish_sending(self):
-        self._carry_out(self.protocol.requests_ended(self.live_stream))
+        stream = self.live_stream
+        self._carry_out(self.protocol.requests_ended(stream))
+        while self.out is not None:
+            self.finish_device_work()
+        assert stream in self.ended
+        for (sender, seq), sent in self.sends.items():
+            if sender == stream:
+                assert 1 <= self.answers[stream, seq] <= sent
 
     @precondition(lambda self: self.live_stream is not None)
     @rule()
@@ -139,6 +177,10 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
         for (stream, seq), sent in self.sends.items():
             if stream == self.live_stream:
                 assert 1 <= self.answers[stream, seq] <= sent
+
+    def teardown(self):
+        if hasattr(self, "out"):
+            self.settle()
 
     # --- what must hold
 
@@ -266,4 +308,4 @@ TAKERS = {
 }
 
 TestWorkerProtocolMachine = WorkerProtocolMachine.TestCase
-TestWorkerProtocolMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestWorkerProtocolMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

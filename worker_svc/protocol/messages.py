@@ -56,12 +56,23 @@ class StreamOpening:
         return Fence(self.epoch, self.term)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeTimes:
+    """What reading a plan took. Carried to the device thread, never looked at by the protocol."""
+
+    receive_ns: int = 0
+    parse_ns: int = 0
+    parsed_at_ns: int = 0
+    """On the clock of the shell."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrivedPlan:
     """A plan whose bytes could be read: valid, or refused before the device is touched."""
 
     identity: PlanIdentity
     content: ForwardPlan | PlanRejection
+    times: IntakeTimes = IntakeTimes()
 
     @property
     def fence(self) -> Fence:
@@ -93,6 +104,7 @@ class Execute:
     """Run this plan on the device and report `plan_finished`. At most one is out at a time."""
 
     plan: ForwardPlan
+    times: IntakeTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class WorkerProtocol:
                 actions += self._deliver(ForwardResult(identity=plan.identity, rejection=plan.content))
             else:
                 self._device = DeviceUse.EXECUTING
-                actions.append(Execute(plan.content))
+                actions.append(Execute(plan.content, plan.times))
         return actions
 
     def _deliver(self, result: ForwardResult) -> list[Action]:

@@ -1,0 +1,196 @@
+"""Every metric of the worker process, declared once. Labels come from enums and from captured bucket sizes only.
+
+Knows nothing of who measures, except that device time is read from the device thread's own counters at each scrape.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from protos.service.metrics import FORWARD_SECONDS_BUCKETS, PLAN_SECONDS_BUCKETS, ROWS_BUCKETS
+from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
+
+PREFIX = "forwardplane_worker_"
+_NS = 1e-9
+
+
+class PlanOutcome(StrEnum):
+    """What became of a plan that arrived for the first time."""
+
+    EXECUTED = "executed"
+    REJECTED = "rejected"
+    """Refused before the device was touched."""
+    UNREADABLE = "unreadable"
+    """Its checksum or envelope could not be read; the stream ended."""
+    FAILED = "failed"
+    """The device failed under it."""
+
+
+class MemoryKind(StrEnum):
+    """What memory is used for."""
+
+    KV = "kv"
+    RESIDENT = "resident"
+    """Of the whole process."""
+
+
+class StartupStage(StrEnum):
+    """What a start takes time for."""
+
+    LOAD = "load"
+    """Until the device can run plans: libraries, weights, pools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMetrics:
+    """Plans and forwards."""
+
+    plans: Counter
+    forwards: Counter
+    forward_seconds: Histogram
+    sample_seconds: Histogram
+    parse_seconds: Histogram
+    batch_rows: Histogram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphMetrics:
+    """Replays, the reasons of their absence, and padding."""
+
+    replays: Counter
+    misses: Counter
+    padded_tokens: Counter
+    real_tokens: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMetrics:
+    """The worker as a whole."""
+
+    memory_bytes: Gauge
+    nan_rows: Counter
+    fatal_errors: Counter
+    startup_seconds: Gauge
+    build: Info
+    weights: Info
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMetrics:
+    """All of them. Made by the composition root."""
+
+    plans: PlanMetrics
+    graphs: GraphMetrics
+    process: ProcessMetrics
+    registry: CollectorRegistry
+
+    def count_plan(self, outcome: PlanOutcome) -> None:
+        """One plan came to this end."""
+        self.plans.plans.labels(outcome).inc()
+
+    def forward_ran(self, mode: ForwardMode, *, seconds: float) -> None:
+        """One forward of a plan."""
+        label = mode.name.lower()
+        self.plans.forwards.labels(label).inc()
+        self.plans.forward_seconds.labels(label).observe(seconds)
+
+    def graph_missed(self, phase: GraphPhase, reason: GraphRefusal) -> None:
+        """A forward ran eagerly."""
+        self.graphs.misses.labels(phase.name.lower(), reason.name.lower()).inc()
+
+    def graph_replayed(self, phase: GraphPhase, bucket: int, *, real: int, padded: int) -> None:
+        """A forward was replayed, with so many real and padding units of the bucket."""
+        labels = (phase.name.lower(), str(bucket))
+        self.graphs.replays.labels(*labels).inc()
+        self.graphs.real_tokens.labels(*labels).inc(real)
+        self.graphs.padded_tokens.labels(*labels).inc(padded)
+
+    def describe(self, *, device: str, dtype: str, numerics: str, kernels: str) -> None:
+        """Say once what this process is."""
+        values = {"device": device, "dtype": dtype, "numerics": numerics, "kernels": kernels}
+        self.process.build.info({"version": metadata.version("forwardplane"), **values})
+
+    def read_device_time(self, busy_and_idle_ns: Callable[[], tuple[int, int]]) -> None:
+        """Export these two counters of the device thread, read at each scrape."""
+        self.registry.register(_DeviceTime(busy_and_idle_ns))
+
+
+class _DeviceTime(Collector):
+    def __init__(self, busy_and_idle_ns: Callable[[], tuple[int, int]]) -> None:
+        self._busy_and_idle_ns = busy_and_idle_ns
+
+    def collect(self) -> Iterable[Metric]:
+        busy_ns, idle_ns = self._busy_and_idle_ns()
+        yield CounterMetricFamily(
+            f"{PREFIX}busy_seconds", "Time the device thread spent on plans and resets.", value=busy_ns * _NS
+        )
+        yield CounterMetricFamily(
+            f"{PREFIX}idle_seconds", "Time the device thread waited for a plan.", value=idle_ns * _NS
+        )
+
+
+def create_metrics(registry: CollectorRegistry) -> WorkerMetrics:
+    """All metrics of the worker process, registered."""
+    return WorkerMetrics(
+        plans=_plan_metrics(registry),
+        graphs=_graph_metrics(registry),
+        process=_process_metrics(registry),
+        registry=registry,
+    )
+
+
+def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
+    counter, histogram = _Counters(registry), _Histograms(registry)
+    return PlanMetrics(
+        plans=counter("plans", "Plans by what became of them.", "outcome"),
+        forwards=counter("forwards", "Forwards; a plan holds one or more.", "mode"),
+        forward_seconds=histogram("forward_seconds", "Time of one forward.", FORWARD_SECONDS_BUCKETS, "mode"),
+        sample_seconds=histogram("sample_seconds", "Time sampling took in one plan.", PLAN_SECONDS_BUCKETS),
+        parse_seconds=histogram("plan_parse_seconds", "Time to decode and validate a plan.", PLAN_SECONDS_BUCKETS),
+        batch_rows=histogram("batch_rows", "Rows of a plan.", ROWS_BUCKETS),
+    )
+
+
+def _graph_metrics(registry: CollectorRegistry) -> GraphMetrics:
+    counter = _Counters(registry)
+    return GraphMetrics(
+        replays=counter("graph_replays", "Forwards that replayed a captured graph.", "phase", "bucket"),
+        misses=counter("graph_misses", "Forwards that ran eagerly, by the reason.", "phase", "reason"),
+        padded_tokens=counter("graph_padded_tokens", "Padding units of replayed buckets.", "phase", "bucket"),
+        real_tokens=counter("graph_real_tokens", "Real units of replayed buckets.", "phase", "bucket"),
+    )
+
+
+def _process_metrics(registry: CollectorRegistry) -> ProcessMetrics:
+    counter = _Counters(registry)
+    return ProcessMetrics(
+        memory_bytes=Gauge(f"{PREFIX}memory_bytes", "Memory by use.", ["kind"], registry=registry),
+        nan_rows=counter("nan_rows", "Rows whose last hidden state was not finite."),
+        fatal_errors=counter("fatal_errors", "Errors that ended the process."),
+        startup_seconds=Gauge(
+            f"{PREFIX}startup_seconds", "Time of each stage of the start.", ["stage"], registry=registry
+        ),
+        build=Info(f"{PREFIX}build", "Version, device, numbers and kernels.", registry=registry),
+        weights=Info(f"{PREFIX}weights", "Model name and fingerprints.", registry=registry),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    registry: CollectorRegistry
+
+    def __call__(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Histograms:
+    registry: CollectorRegistry
+
+    def __call__(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(PREFIX + name, text, labels, buckets=buckets, registry=self.registry)

@@ -1,0 +1,106 @@
+"""What the device thread does with plans, and the counters that only it advances.
+
+Everything here but reading `progress` runs on the device thread. Guards: a counter moves only when device work ended.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from protos.wire.enums import RowFailure
+from protos.wire.plan import ForwardPlan
+from protos.wire.result import ForwardResult
+from worker_svc.executor import Executor
+from worker_svc.protocol.messages import Fence, IntakeTimes
+
+NO_FENCE = Fence(0, 0)
+"""Below every pair that can attach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProgress:
+    """One moment of the device thread, replaced as a whole. Any thread may read it."""
+
+    fence: Fence = NO_FENCE
+    """The pair that the two seqs belong to."""
+    last_started_seq: int = 0
+    last_finished_seq: int = 0
+    device_counter: int = 0
+    """Finished pieces of device work."""
+    nan_rows: int = 0
+    canary_hits: int = 0
+    busy_ns: int = 0
+    """Time of finished work."""
+    idle_ns: int = 0
+    """Time between finished pieces of work."""
+    is_busy: bool = False
+    since_ns: int = 0
+    """When the device last became busy or idle."""
+
+    def taken(self, now_ns: int) -> "DeviceProgress":
+        """The thread begins a piece of work."""
+        return replace(self, is_busy=True, since_ns=now_ns, idle_ns=self.idle_ns + now_ns - self.since_ns)
+
+    def finished(self, now_ns: int) -> "DeviceProgress":
+        """The piece of work is done."""
+        return replace(
+            self,
+            is_busy=False,
+            since_ns=now_ns,
+            busy_ns=self.busy_ns + now_ns - self.since_ns,
+            device_counter=self.device_counter + 1,
+        )
+
+
+class DeviceWork:
+    """One executor as the device thread sees it. Made on that thread when the executor is loaded."""
+
+    def __init__(self, executor: Executor, clock_ns: Callable[[], int]) -> None:
+        self._executor = executor
+        self._clock_ns = clock_ns
+        self.progress = DeviceProgress(since_ns=clock_ns())
+
+    def execute(self, plan: ForwardPlan, times: IntakeTimes) -> ForwardResult:
+        """The plan's result, with what happened before the device in its timings.
+
+        Raises:
+            EngineError: as `Executor.execute`.
+        """
+        taken_ns = self._clock_ns()
+        self.progress = replace(self.progress.taken(taken_ns), last_started_seq=plan.identity.seq)
+        result = self._executor.execute(plan)
+        self.progress = _counted(self.progress.finished(self._clock_ns()), result)
+        timings = replace(
+            result.timings,
+            receive_ns=times.receive_ns,
+            parse_ns=times.parse_ns,
+            wait_ns=taken_ns - times.parsed_at_ns,
+        )
+        return replace(result, timings=timings)
+
+    def reset(self, fence: Fence) -> None:
+        """Forget every step; the seqs start again under `fence`."""
+        self.progress = self.progress.taken(self._clock_ns())
+        self._executor.reset()
+        self.progress = replace(
+            self.progress.finished(self._clock_ns()), fence=fence, last_started_seq=0, last_finished_seq=0
+        )
+
+    def close(self) -> None:
+        """Release the device."""
+        self._executor.close()
+
+
+def _counted(progress: DeviceProgress, result: ForwardResult) -> DeviceProgress:
+    failures = result.rows.failures if result.rows is not None else None
+    nan_rows = canary_hits = 0
+    if failures is not None:
+        nan_rows = int(np.count_nonzero(failures == RowFailure.NAN))
+        canary_hits = int(np.count_nonzero(failures == RowFailure.CANARY))
+    return replace(
+        progress,
+        last_finished_seq=result.identity.seq,
+        nan_rows=progress.nan_rows + nan_rows,
+        canary_hits=progress.canary_hits + canary_hits,
+    )

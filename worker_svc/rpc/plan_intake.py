@@ -1,0 +1,58 @@
+"""From a received plan message to what the ordering protocol takes: checksum, decode, validate.
+
+Guards: whatever the bytes are, the device is not touched; a plan that can be named by its seq is refused as a plan, one
+that cannot ends the stream.
+"""
+
+from collections.abc import Callable
+
+from protos.forwardplane.v1.worker_pb2 import PlanMessage
+from protos.wire.codec import decode_identity, decode_plan, open_message
+from protos.wire.errors import EngineError, InvalidPlan, UnsupportedFeature
+from protos.wire.plan import ForwardPlan, PlanIdentity
+from protos.wire.result import PlanRejection
+from protos.wire.validate import validate_plan
+from protos.wire.worker_info import WorkerInfo
+from worker_svc.protocol.messages import ArrivedPlan, IntakeTimes
+
+
+class PlanIntake:
+    """One per loaded worker. Keeps nothing between plans."""
+
+    def __init__(self, info: WorkerInfo, clock_ns: Callable[[], int]) -> None:
+        self._info = info
+        self._clock_ns = clock_ns
+
+    def read(self, message: PlanMessage) -> ArrivedPlan:
+        """The plan in `message`, or its identity and why it is refused.
+
+        Raises:
+            DataFault: wrong checksum, or bytes whose identity cannot be read: no seq is consumed.
+        """
+        began_ns = self._clock_ns()
+        body = open_message(message.body, message.crc32)
+        received_ns = self._clock_ns()
+        identity, content = self._parse(body)
+        parsed_ns = self._clock_ns()
+        times = IntakeTimes(receive_ns=received_ns - began_ns, parse_ns=parsed_ns - received_ns, parsed_at_ns=parsed_ns)
+        return ArrivedPlan(identity, content, times)
+
+    def _parse(self, body: bytes) -> tuple[PlanIdentity, ForwardPlan | PlanRejection]:
+        try:
+            self._check_size(body)
+            plan = decode_plan(body)
+            validate_plan(plan, self._info)
+        except (InvalidPlan, UnsupportedFeature) as error:
+            return decode_identity(body), rejection_of(error)
+        return plan.identity, plan
+
+    def _check_size(self, body: bytes) -> None:
+        limit = self._info.limits.max_plan_bytes
+        if len(body) > limit:
+            raise InvalidPlan(f"a plan has {len(body)} bytes, the limit is {limit}", field="body")
+
+
+def rejection_of(error: EngineError) -> PlanRejection:
+    """How a refusal travels in the order of results."""
+    row = error.rows[0] if error.rows else None
+    return PlanRejection(reason=error.reason, field=error.field, row=row, message=error.message)

@@ -1,0 +1,83 @@
+"""The heartbeat: what the device thread last said of itself, sent at a fixed interval.
+
+Guards: nothing here advances a counter, so a report moves only when the device does.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import psutil
+
+from protos.forwardplane.v1 import plan_pb2, worker_pb2
+from protos.forwardplane.v1.worker_pb2 import BucketList, WorkerReport
+from protos.wire.enums import WorkerState
+from protos.wire.worker_info import WorkerInfo
+from worker_svc.rpc.device_work import DeviceProgress, DeviceWork
+from worker_svc.rpc.worker_status import WorkerStatus
+
+DEFAULT_INTERVAL_MS = 250
+MIN_INTERVAL_MS = 10
+MAX_INTERVAL_MS = 10_000
+_NS_PER_MS = 1_000_000
+
+
+class Reporter:
+    """One per process; each report stream is one `reports` iteration. Before `watch` it reports an empty device."""
+
+    def __init__(self, status: WorkerStatus, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._status = status
+        self._clock_ns = clock_ns
+        self._process = psutil.Process()
+        self._device: tuple[WorkerInfo, DeviceWork] | None = None
+
+    def watch(self, info: WorkerInfo, work: DeviceWork) -> None:
+        """The worker is loaded: report this device from now on."""
+        self._device = (info, work)
+
+    async def reports(self, interval_ms: int) -> AsyncIterator[WorkerReport]:
+        """A report now and every interval (0: the default), until the worker leaves."""
+        interval_s = min(max(interval_ms or DEFAULT_INTERVAL_MS, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
+        while True:
+            yield self.report()
+            if self._status.is_leaving.is_set():
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._status.is_leaving.wait(), interval_s)
+
+    def report(self) -> WorkerReport:
+        """The worker at this moment."""
+        progress = DeviceProgress() if self._device is None else self._device[1].progress
+        age_ns = self._clock_ns() - progress.since_ns if progress.is_busy else 0
+        report = WorkerReport(
+            epoch=progress.fence.epoch,
+            term=progress.fence.term,
+            state=state_message(self._status.state),
+            last_started_seq=progress.last_started_seq,
+            last_finished_seq=progress.last_finished_seq,
+            device_counter=progress.device_counter,
+            plan_age_ms=age_ns // _NS_PER_MS,
+            nan_rows=progress.nan_rows,
+            canary_hits=progress.canary_hits,
+            resident_bytes=self._process.memory_info().rss,
+            free_device_bytes=psutil.virtual_memory().available,
+        )
+        if self._device is not None:
+            info = self._device[0]
+            report.incarnation = info.incarnation
+            report.buckets.extend(
+                BucketList(
+                    phase=plan_pb2.GraphPhase.Value(f"GRAPH_PHASE_{buckets.phase.name}"),
+                    sizes=buckets.sizes,
+                    live=buckets.live,
+                    slots=buckets.slots,
+                )
+                for buckets in info.buckets
+            )
+        return report
+
+
+def state_message(state: WorkerState) -> "worker_pb2.WorkerState.ValueType":
+    """`state` as messages carry it."""
+    return worker_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}")
