@@ -67,7 +67,7 @@ def _start_logs(loaded: LoadedConfig[SchedulerConfig]) -> None:
     role = config.process.role
     name = f"edge-{config.process.edge_index}" if role is Role.EDGE else role.value
     configure_logs(
-        level=config.observability.log_level,
+        level=config.observability.log_level.value,
         json_lines=config.observability.log_format is LogFormat.JSON,
         process=f"scheduler-{name}",
     )

@@ -31,6 +31,15 @@ class EpochSourceKind(StrEnum):
     WORKERS = "workers"
 
 
+class LogLevel(StrEnum):
+    """Severity of a log line."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class LogFormat(StrEnum):
     """How a log line looks."""
 
@@ -161,8 +170,8 @@ class ObservabilityConfig(ConfigGroup):
 
     metrics_host: str = Field(default="127.0.0.1", description="Address all metrics ports listen on.")
     metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
-    log_level: str = Field(default="info", description="debug, info, warning or error.")
-    log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="Least severe lines that are logged.")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="Lines for people, or one JSON object a line.")
 
 
 class SchedulerConfig(ConfigGroup):

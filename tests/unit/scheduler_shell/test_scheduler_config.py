@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+
+from protos.service.config import ConfigError, load_config
+from scheduler_svc.app import core_settings
+from scheduler_svc.config import CoreConfig, EpochSourceKind, LogFormat, LogLevel, Role, SchedulerConfig
+from scheduler_svc.core.settings import CoreSettings
+
+FLAGS = {
+    "role": ("edge", Role.EDGE),
+    "edges": ("3", 3),
+    "edge_index": ("2", 2),
+    "parent_fd": ("7", 7),
+    "socket_dir": ("/tmp/x", Path("/tmp/x")),
+    "drain_timeout_s": ("1.5", 1.5),
+    "edge_restarts": ("0", 0),
+    "model": ("gemma3-270m", "gemma3-270m"),
+    "model_cache": ("/models", Path("/models")),
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("0", 0),
+    "health_port": ("1", 1),
+    "edge_metrics_port": ("2", 2),
+    "max_streams": ("9", 9),
+    "budget_tokens": ("64", 64),
+    "max_waiting_requests": ("5", 5),
+    "workers": ("a:1,b:2", ("a:1", "b:2")),
+    "epoch_source": ("file", EpochSourceKind.FILE),
+    "epoch_file": ("/var/epoch", Path("/var/epoch")),
+    "attach_timeout_s": ("1", 1.0),
+    "open_timeout_s": ("2", 2.0),
+    "plan_timeout_s": ("3", 3.0),
+    "report_interval_ms": ("100", 100),
+    "report_lost_s": ("4", 4.0),
+    "reattach_min_s": ("0.2", 0.2),
+    "reattach_max_s": ("7", 7.0),
+    "metrics_host": ("0.0.0.0", "0.0.0.0"),
+    "metrics_port": ("3", 3),
+    "log_level": ("debug", LogLevel.DEBUG),
+    "log_format": ("json", LogFormat.JSON),
+}
+
+
+def load(*arguments):
+    return load_config(SchedulerConfig, arguments=arguments, environment={})
+
+
+def test_every_setting_has_a_flag_that_changes_it():
+    arguments = [part for name, (text, _) in FLAGS.items() for part in ("--" + name.replace("_", "-"), text)]
+    loaded, defaults = load(*arguments), load()
+    found, before = {}, {}
+    for group in SchedulerConfig.model_fields:
+        found |= {
+            name: getattr(getattr(loaded.value, group), name)
+            for name in type(getattr(loaded.value, group)).model_fields
+        }
+        before |= {
+            name: getattr(getattr(defaults.value, group), name)
+            for name in type(getattr(defaults.value, group)).model_fields
+        }
+    assert found == {name: value for name, (_, value) in FLAGS.items()}
+    assert not [name for name in found if found[name] == before[name]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--workers", "a"), "workers"),
+        (("--workers", "a:0"), "workers"),
+        (("--workers", "a:70000"), "workers"),
+        (("--workers", ":1"), "workers"),
+        (("--workers", "a:1,a:1"), "twice"),
+        (("--workers", ","), "no worker"),
+        (("--epoch-source", "file"), "epoch_file"),
+        (("--role", "core"), "socket_dir"),
+        (("--port", "65536"), "port"),
+        (("--edges", "0"), "edges"),
+        (("--drain-timeout-s", "nan"), "drain_timeout_s"),
+        (("--log-level", "loud"), "log_level"),
+    ],
+)
+def test_what_cannot_be_used_is_named(arguments, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load(*arguments)
+
+
+def test_a_model_is_a_folder_or_a_name_in_the_cache(tmp_path):
+    named = load("--model", "some-model", "--model-cache", str(tmp_path)).value.model
+    assert named.folder == tmp_path / "some-model"
+    assert load("--model", str(tmp_path)).value.model.folder == tmp_path
+
+
+def test_unset_core_settings_keep_the_cores_own_defaults():
+    assert core_settings(CoreConfig()) == CoreSettings()
+    assert core_settings(CoreConfig(budget_tokens=64, max_waiting_requests=3)) == CoreSettings(
+        budget_tokens=64, max_waiting_requests=3
+    )
+
+
+def test_the_socket_lies_in_the_folder():
+    config = load("--socket-dir", "/run/x").value
+    assert config.process.socket_path.parent == Path("/run/x")

@@ -1,0 +1,90 @@
+from prometheus_client import CollectorRegistry
+
+from protos.service.metrics import naming_problems
+from protos.wire.enums import FinishReason, WorkerState
+from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
+from scheduler_svc.core.events import StreamKey
+from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
+from scheduler_svc.observation import Exporter, QueueTimes
+
+NAMES = {
+    *("requests_finished", "requests_running", "requests_waiting", "kv_pages", "kv_pages_used", "kv_usage_ratio"),
+    *("queue_seconds", "prompt_tokens", "output_tokens", "retractions", "step_build_seconds", "plan_encode_seconds"),
+    *("plan_bytes", "plan_rtt_seconds", "plan_overhead_seconds", "plans_in_flight", "plan_nacks", "late_results"),
+    *("scheduled_tokens", "batch_rows", "worker_up", "worker_state", "epoch", "loop_lag_seconds", "build", "model"),
+}
+LABEL_FREE = {"requests_running", "requests_waiting", "kv_usage_ratio", "kv_pages", "kv_pages_used"}
+
+
+def test_the_promised_metrics_exist_and_are_named_by_the_rules():
+    registry = CollectorRegistry()
+    create_metrics(registry).describe(model="m", architecture="llama", weights="abc")
+    families = {family.name: family for family in registry.collect()}
+    assert {PREFIX + name for name in NAMES} <= set(families)
+    assert naming_problems(registry, PREFIX) == []
+    for name in LABEL_FREE:
+        assert [sample.labels for sample in families[PREFIX + name].samples] == [{}]
+
+
+def test_two_processes_in_one_interpreter_do_not_meet():
+    first, second = CollectorRegistry(), CollectorRegistry()
+    create_metrics(first).requests.running.set(3)
+    create_metrics(second)
+    assert second.get_sample_value(PREFIX + "requests_running") == 0
+
+
+def test_a_workers_state_is_one_of_all():
+    registry = CollectorRegistry()
+    metrics = create_metrics(registry)
+    link = LinkMetrics(metrics.plans, metrics.workers, "w")
+
+    def states():
+        labels = [state.name.lower() for state in WorkerState]
+        return {
+            label
+            for label in labels
+            if registry.get_sample_value(PREFIX + "worker_state", {"worker": "w", "state": label})
+        }
+
+    link.set_state(WorkerState.CAPTURING)
+    assert states() == {"capturing"}
+    link.set_state(None)
+    assert states() == set()
+    assert registry.get_sample_value(PREFIX + "worker_up", {"worker": "w"}) == 0
+
+
+def test_counters_rise_by_what_was_added_only():
+    registry = CollectorRegistry()
+    exporter = Exporter(create_metrics(registry))
+    counters = CoreCounters(output_tokens=5, retractions=1, finished={FinishReason.STOP: 2}, refused={"QUEUE_FULL": 1})
+    workers = (
+        WorkerGauges(worker="a", requests=1, plans_in_flight=0, pages=(10, 4), pages_used=(3, 1)),
+        WorkerGauges(worker="b", requests=0, plans_in_flight=0, pages=(6,), pages_used=(0,)),
+    )
+    gauges = CoreGauges(running=1, waiting=2, waiting_tokens=0, new_token_ratio=0.5, workers=workers)
+    exporter.export(gauges, counters)
+    counters.output_tokens = 8
+    exporter.export(gauges, counters)
+
+    def value(name, **labels):
+        return registry.get_sample_value(PREFIX + name, labels)
+
+    assert value("output_tokens_total") == 8
+    assert value("retractions_total") == 1
+    assert value("requests_finished_total", reason="stop") == 2
+    assert value("requests_finished_total", reason="abort") == 0
+    assert value("request_rejections_total", reason="QUEUE_FULL") == 1
+    assert (value("kv_pages"), value("kv_pages_used"), value("kv_usage_ratio")) == (20, 4, 0.2)
+    assert (value("requests_running"), value("requests_waiting")) == (1, 2)
+
+
+def test_queue_times_are_measured_once_a_request():
+    times = QueueTimes()
+    times.submitted(StreamKey(0, 1), 11, now=1.0)
+    times.submitted(StreamKey(0, 2), 12, now=2.0)
+    assert times.planned([12, 99], now=5.0) == [3.0]
+    assert times.planned([12], now=6.0) == []
+    times.ended(StreamKey(0, 1))
+    times.ended(StreamKey(0, 7))
+    assert times.planned([11], now=7.0) == []
+    assert len(times) == 0
