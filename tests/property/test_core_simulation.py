@@ -13,7 +13,7 @@ from protos.wire.enums import Feature, FinishReason, RowFailure
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import PlanRejection
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.core.events import RequestFinished, RequestRefused, RequestSpec, Sampling
+from scheduler_svc.core.events import RequestFinished, RequestRefused, RequestSpec, ResultReceived, Sampling
 from scheduler_svc.core.request import RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import NEVER, CoreHarness, make_spec, oracle, small_info
@@ -21,7 +21,7 @@ from tests.support.plans import PLAIN_FEATURES, full_sub_pool, window_sub_pool
 
 SEEDS = 25
 TURNS = 80
-FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows")
+FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows", "late_results")
 
 
 class Life:
@@ -37,6 +37,7 @@ class Life:
             name: self.random.choice([0, 0.02, 0.1]) for name in ("cancel", "lose", "deadline", "nan", "reject")
         }
         self.calm = False
+        self.late: list[ResultReceived] = []
         self.harness.fail_row = self._failure
         self.harness.reject = self._rejection
 
@@ -109,12 +110,20 @@ class Life:
             stream = self.random.choice(list(harness.state.streams))
             harness.cancel(stream.stream_id, self.random.choice([FinishReason.ABORT, FinishReason.STOP]))
         if attached and self.random.random() < self.rates["lose"]:
-            harness.lose(self.random.choice(attached))
+            self._lose(self.random.choice(attached))
+        if self.late and self.random.random() < 0.3:
+            harness.step(self.late.pop())
         busy = [name for name in harness.workers if harness.pending[name]]
         if busy:
             harness.deliver(self.random.choice(busy))
         else:
             harness.step()
+
+    def _lose(self, name: str) -> None:
+        """Lose a worker whose results are still on their way."""
+        while self.harness.pending[name]:
+            self.late.append(ResultReceived(name, self.harness.execute(name)))
+        self.harness.lose(name)
 
     def settle(self) -> None:
         """No more faults: everything that is left must end."""
@@ -196,6 +205,7 @@ def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, 
     _run_and_watch_the_oldest(harness)
 
     harness.assert_balanced()
+    assert harness.state.counters.failed_rows == 0
     for spec in specs:
         end = harness.ends[spec.stream]
         if len(spec.prompt_ids) + spec.max_tokens > capacity:

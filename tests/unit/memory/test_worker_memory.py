@@ -1,0 +1,130 @@
+import pytest
+
+from protos.wire.enums import SubPoolKind
+from protos.wire.errors import UnsupportedFeature
+from protos.wire.worker_info import SubPool
+from scheduler_svc.memory.page_list import PageList
+from scheduler_svc.memory.worker_memory import MemoryKey, WorkerMemory, check_geometry
+from tests.support.plans import full_sub_pool, window_sub_pool
+
+KEY = MemoryKey("w0", 0)
+FULL = full_sub_pool(num_pages=9, page_size=4)
+WINDOW = window_sub_pool(num_pages=9, page_size=4, window_tokens=6)
+
+
+def full_memory() -> WorkerMemory:
+    return WorkerMemory(KEY, (FULL,), slack_tokens=4)
+
+
+def hybrid_memory(*, slack_tokens: int = 4) -> WorkerMemory:
+    return WorkerMemory(KEY, (FULL, WINDOW), slack_tokens=slack_tokens)
+
+
+def test_a_reservation_covers_its_tokens_and_grows_by_pages():
+    memory = full_memory()
+    holding = memory.reserve(5)
+    assert (holding.allocated_len, memory.free()) == (8, [6])
+
+    memory.grow(holding, 8)
+    assert memory.free() == [6]
+    memory.grow(holding, 9)
+
+    assert (holding.allocated_len, memory.free()) == (12, [5])
+    assert holding.lists[0].held().tolist() == [1, 2, 3]
+
+
+def test_release_gives_everything_back_at_once():
+    memory = full_memory()
+    holding = memory.reserve(20)
+
+    memory.release(holding)
+
+    assert memory.free() == memory.usable() == [8]
+    memory.check([])
+
+
+def test_growth_is_refused_when_one_sub_pool_is_short():
+    memory = full_memory()
+    first = memory.reserve(28)
+    second = memory.reserve(4)
+
+    assert not memory.can_grow(second, 5)
+    memory.release(first)
+    assert memory.can_grow(second, 5)
+
+
+def test_a_window_sub_pool_is_filled_chunk_by_chunk():
+    memory = hybrid_memory()
+    holding = memory.reserve(16)
+    assert (holding.allocated_len, memory.free()) == (0, [4, 8])
+
+    memory.grow(holding, 8)
+
+    assert (holding.allocated_len, memory.free()) == (8, [4, 6])
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "first"),
+    [(9, 0), (13, 1), (14, 1), (17, 2), (16, 2)],
+)
+def test_a_window_page_goes_once_no_later_window_reaches_it(kv_len, first):
+    memory = hybrid_memory()
+    holding = memory.reserve(20)
+    memory.grow(holding, 20)
+
+    memory.give_up_passed(holding, kv_len)
+
+    assert [pages.first for pages in holding.lists] == [0, first]
+    memory.check([holding])
+
+
+def test_demand_of_a_window_sub_pool_is_bounded():
+    memory = hybrid_memory(slack_tokens=4)
+
+    assert memory.demand(12) == [3, 3]
+    assert memory.demand(400) == [100, 5]
+
+
+def test_further_demand_counts_what_is_held():
+    memory = hybrid_memory()
+    short, long = memory.reserve(4), memory.reserve(12)
+    memory.grow(long, 12)
+
+    assert memory.further_demand([short, long], [5, 16]) == [1 + 1, 2 + 1]
+    assert memory.further_demand([], []) == [0, 0]
+
+
+def test_capacity_is_that_of_the_smallest_sub_pool():
+    assert full_memory().capacity_tokens == 32
+    assert hybrid_memory(slack_tokens=4).capacity_tokens == 32
+    small = window_sub_pool(num_pages=4, page_size=4, window_tokens=6)
+    assert WorkerMemory(KEY, (FULL, small), slack_tokens=4).capacity_tokens == 12
+
+
+def test_page_lists_grow_past_their_first_capacity():
+    pages = PageList()
+    allocated = full_sub_pool(num_pages=100)
+    memory = WorkerMemory(KEY, (allocated,), slack_tokens=0)
+    holding = memory.reserve(16 * 70)
+    pages.extend(holding.lists[0].held())
+
+    assert pages.held().tolist() == list(range(1, 71))
+    assert pages.drop_before(3).tolist() == [1, 2, 3]
+    assert pages.until(5).tolist() == [4, 5]
+    assert pages.between(4, 6).tolist() == [5, 6]
+    assert pages.count == 67
+
+
+@pytest.mark.parametrize(
+    ("sub_pools", "field"),
+    [
+        ((), "sub_pools"),
+        ((WINDOW,), "sub_pools"),
+        ((FULL, SubPool(kind=SubPoolKind.RECURRENT, num_pages=4, page_size=4, bytes_per_page=1)), "sub_pools"),
+        ((FULL, window_sub_pool(page_size=8)), "sub_pools.page_size"),
+    ],
+)
+def test_other_geometries_are_refused(sub_pools, field):
+    with pytest.raises(UnsupportedFeature) as refused:
+        check_geometry(sub_pools)
+    assert refused.value.field == field
