@@ -1,0 +1,54 @@
+"""The attention protocol: host planning once per step, one launch per layer.
+
+A back-end is bound to the pool it reads and writes before the first step. Knows nothing of models. Guards: what a slot
+at or past a row's length holds, NaN included, never reaches an output.
+"""
+
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from protos.wire.errors import InternalFault
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.kv.index_translator import IndexTranslator
+from worker_svc.kv.token_to_kv_pool import TokenToKVPool
+
+MetadataT = TypeVar("MetadataT")
+
+
+class AttentionBackend(Protocol[MetadataT]):
+    """Causal attention over paged KV. Made once at start; keeps nothing between steps."""
+
+    @property
+    def pool(self) -> TokenToKVPool:
+        """The sub-pool it works on."""
+        ...
+
+    def plan(self, batch: ForwardBatch) -> MetadataT:
+        """Everything of a step that does not depend on the layer, frozen."""
+        ...
+
+    def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: MetadataT) -> Tensor:
+        """Store this step's keys and values, then attend.
+
+        Args:
+            queries: [num_tokens, num_q_heads, head_dim].
+            keys: [num_tokens, num_kv_heads, head_dim], with rotary embedding applied.
+            values: [num_tokens, num_kv_heads, head_dim].
+            layer: which layer of the pool.
+            metadata: of this step's batch.
+
+        Returns:
+            [num_tokens, num_q_heads * head_dim], owned.
+        """
+        ...
+
+
+def verify_bound(backend: AttentionBackend[MetadataT], translator: IndexTranslator) -> None:
+    """Refuse a back-end that reads another pool than the one write slots are translated for.
+
+    Raises:
+        InternalFault: the parts were built in the wrong order or from different pools.
+    """
+    if not any(backend.pool is pool for pool in translator.pools):
+        raise InternalFault("the attention back-end is bound to a pool that the index translator does not know")

@@ -1,0 +1,70 @@
+"""Gathers whole rows of KV from pages, rows of similar length together.
+
+Shared by the torch back-ends. Guards: a gathered row is finite wherever its own slots are: pages it does not have read
+as its first page, and the unused slots of its last page read as zero, whatever the pool holds there.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_svc.batch.forward_batch import PageGroup
+from worker_svc.kv.token_to_kv_pool import TokenToKVPool
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PagedRows:
+    """Some rows of a batch, gathered to one width. Made once per step, owned by its metadata."""
+
+    rows: Array
+    """[n] rows of the batch."""
+    width: int
+    """Slots gathered per row, a multiple of the page size."""
+    pages: Tensor
+    """[n * width / page_size] int64, on the device."""
+    unused: Tensor
+    """[m] int64, on the device: gathered slots at or past their row's length, in the row's last page."""
+
+    def gather(self, buffer: Tensor) -> Tensor:
+        """[num_kv_heads, n, width, head_dim], owned, from a layer's [num_kv_heads, num_pages, page_size, head_dim]."""
+        heads, _, _, head_dim = buffer.shape
+        gathered = buffer.index_select(1, self.pages).view(heads, -1, head_dim)
+        if self.unused.numel():
+            gathered.index_fill_(1, self.unused, 0)
+        return gathered.view(heads, len(self.rows), self.width, head_dim)
+
+
+def group_by_length(rows: Array, seq_lens: Array, *, unit: int) -> list[tuple[Array, int]]:
+    """Rows whose lengths need the same power-of-two number of `unit` slots, each group with its width.
+
+    So at most half of what is gathered is padding, whatever lengths meet in a batch.
+    """
+    units = -(-seq_lens[rows] // unit)
+    classes = np.ceil(np.log2(np.maximum(units, 1))).astype(np.int64)
+    return [
+        (rows[classes == size_class], int(units[classes == size_class].max()) * unit)
+        for size_class in np.unique(classes)
+    ]
+
+
+def paged_rows(rows: Array, group: PageGroup, seq_lens: Array, *, width: int, pool: TokenToKVPool) -> PagedRows:
+    """How to gather `rows` at `width` slots each. `width` covers the longest of them."""
+    page_size = pool.geometry.page_size
+    starts = group.kv_indptr_host[rows].astype(np.int64)
+    lens = seq_lens[rows].astype(np.int64)
+    own = -(-lens // page_size)
+    columns = np.arange(width // page_size)
+    places = starts[:, None] + np.where(columns < own[:, None], columns, 0)
+    slots = np.arange(width)
+    unused = (slots >= lens[:, None]) & (slots < own[:, None] * page_size)
+    device = pool.keys(0).device
+    return PagedRows(
+        rows=rows,
+        width=width,
+        pages=torch.from_numpy(group.kv_indices_host[places].astype(np.int64).ravel()).to(device),
+        unused=torch.from_numpy(np.flatnonzero(unused)).to(device),
+    )

@@ -1,0 +1,164 @@
+"""Attention in fixed tiles, in a fixed order: a query's output has the same bits in any batch and any chunking.
+
+Tiles of 8 query tokens x 64 KV slots, from slot 0 upwards, with running maximum and sum. Every product has the same
+shape whatever the batch, so the order of every sum is fixed. Reference for the other back-ends; float32.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker_svc.attention.paged_rows import PagedRows, group_by_length, paged_rows
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.kv.token_to_kv_pool import TokenToKVPool
+
+QUERY_TILE = 8
+KV_TILE = 64
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TileGroup:
+    """Query tiles of some rows, those that need most KV tiles first. All tensors on the device."""
+
+    kv: PagedRows
+    tile_rows: Tensor
+    """[num_tiles] int64: index into `kv.rows`."""
+    tokens: Tensor
+    """[num_tiles * 8] int64: token of each query; a short tile repeats its last one."""
+    targets: Tensor
+    """[k] int64: tokens whose output comes from this group."""
+    sources: Tensor
+    """[k] int64: their place among the queries."""
+    active: tuple[int, ...]
+    """Per KV tile: how many query tiles, from the first, see any of it."""
+    hidden: tuple[Tensor | None, ...]
+    """Per KV tile: [1, active, 8, 1, 64] bool, slots a query must not see. `None`: all are seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TiledMetadata:
+    """One step's plan. Lives until the step's forward is done."""
+
+    out_cache_loc: Tensor
+    groups: tuple[TileGroup, ...]
+
+
+class TiledAttention:
+    """The reproducible back-end."""
+
+    def __init__(self, pool: TokenToKVPool) -> None:
+        self.pool = pool
+
+    def plan(self, batch: ForwardBatch) -> TiledMetadata:
+        """Cut the batch into tiles."""
+        (pages,) = batch.page_groups
+        assert not pages.start_positions_host.any(), "rows of a full-attention sub-pool start at position 0"
+        rows = np.flatnonzero(batch.query_lens_host() > 0)
+        unit = math.lcm(KV_TILE, self.pool.geometry.page_size)
+        groups = []
+        for members, width in group_by_length(rows, batch.seq_lens_host, unit=unit):
+            kv = paged_rows(members, pages, batch.seq_lens_host, width=width, pool=self.pool)
+            groups.append(_tile_group(batch, kv, device=pages.out_cache_loc.device))
+        return TiledMetadata(out_cache_loc=pages.out_cache_loc, groups=tuple(groups))
+
+    def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: TiledMetadata) -> Tensor:
+        """See `AttentionBackend.run`."""
+        self.pool.write(layer, slots=metadata.out_cache_loc, keys=keys, values=values)
+        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for group in metadata.groups:
+            output[group.targets] = self._attend(queries, group, layer=layer)
+        return output.view(len(queries), -1)
+
+    def _attend(self, queries: Tensor, group: TileGroup, *, layer: int) -> Tensor:
+        """[k, num_q_heads, head_dim]: outputs of the group's tokens."""
+        heads, head_dim = self.pool.geometry.num_kv_heads, self.pool.geometry.head_dim
+        tiles, share = len(group.tile_rows), queries.shape[1] // heads
+        keys = _tiles(group.kv.gather(self.pool.keys(layer)))
+        values = _tiles(group.kv.gather(self.pool.values(layer)))
+        query = queries.index_select(0, group.tokens).view(tiles, QUERY_TILE, heads, share, head_dim)
+        query = query.permute(2, 0, 1, 3, 4).reshape(heads, tiles, QUERY_TILE * share, head_dim) * head_dim**-0.5
+        running = _RunningSoftmax(query)
+        for index, count in enumerate(group.active):
+            chosen = group.tile_rows[:count]
+            running.add(keys[:, :, index][:, chosen], values[:, :, index][:, chosen], hidden=group.hidden[index])
+        output = running.output().view(heads, tiles, QUERY_TILE, share, head_dim).permute(1, 2, 0, 3, 4)
+        return output.reshape(tiles * QUERY_TILE, heads * share, head_dim).index_select(0, group.sources)
+
+
+class _RunningSoftmax:
+    """Softmax-weighted sum of values over KV tiles, one tile at a time."""
+
+    def __init__(self, query: Tensor) -> None:
+        self._query = query
+        self._maximum = query.new_full((*query.shape[:-1], 1), -math.inf)
+        self._sum = query.new_zeros((*query.shape[:-1], 1))
+        self._weighted = torch.zeros_like(query)
+
+    def add(self, keys: Tensor, values: Tensor, *, hidden: Tensor | None) -> None:
+        """Add one KV tile [heads, n, 64, head_dim] for the first n query tiles."""
+        heads, count, _, _ = keys.shape
+        scores = torch.matmul(self._query[:, :count], keys.transpose(-1, -2))
+        if hidden is not None:
+            scores.view(heads, count, QUERY_TILE, -1, KV_TILE).masked_fill_(hidden, -math.inf)
+        maximum, total, weighted = (part[:, :count] for part in (self._maximum, self._sum, self._weighted))
+        new_maximum = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(new_maximum).exp_()
+        rescale = maximum.sub(new_maximum).exp_()
+        total.mul_(rescale).add_(weights.sum(-1, keepdim=True))
+        weighted.mul_(rescale).add_(torch.matmul(weights, values))
+        maximum.copy_(new_maximum)
+
+    def output(self) -> Tensor:
+        """[heads, num_tiles, 8 * share, head_dim]."""
+        return self._weighted / self._sum
+
+
+def _tiles(gathered: Tensor) -> Tensor:
+    """[heads, n, width, head_dim] -> [heads, n, width / 64, 64, head_dim]."""
+    heads, count, width, head_dim = gathered.shape
+    return gathered.view(heads, count, width // KV_TILE, KV_TILE, head_dim)
+
+
+def _tile_group(batch: ForwardBatch, kv: PagedRows, *, device: torch.device) -> TileGroup:
+    query_lens = batch.query_lens_host().astype(np.int64)
+    starts = np.cumsum(query_lens) - query_lens
+    lens = query_lens[kv.rows]
+    counts = -(-lens // QUERY_TILE)
+    member = np.repeat(np.arange(len(kv.rows)), counts)
+    first = (np.arange(len(member)) - np.repeat(np.cumsum(counts) - counts, counts)) * QUERY_TILE
+    offsets = np.minimum(first[:, None] + np.arange(QUERY_TILE), lens[member][:, None] - 1)
+    prefixes = (batch.seq_lens_host - query_lens)[kv.rows][member]
+    positions = prefixes[:, None] + offsets
+    kv_tiles = positions[:, -1] // KV_TILE + 1
+    order = np.argsort(-kv_tiles, kind="stable")
+    member, first, positions, offsets, kv_tiles = (
+        part[order] for part in (member, first, positions, offsets, kv_tiles)
+    )
+    tokens = starts[kv.rows][member][:, None] + offsets
+    is_real = (first[:, None] + np.arange(QUERY_TILE)) == offsets
+    active = tuple(int((kv_tiles > index).sum()) for index in range(int(kv_tiles[0])))
+
+    def placed(values: Array) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return TileGroup(
+        kv=kv,
+        tile_rows=placed(member),
+        tokens=placed(tokens.ravel()),
+        targets=placed(tokens[is_real]),
+        sources=placed(np.flatnonzero(is_real)),
+        active=active,
+        hidden=tuple(_hidden(positions[:count], index, device=device) for index, count in enumerate(active)),
+    )
+
+
+def _hidden(positions: Array, index: int, *, device: torch.device) -> Tensor | None:
+    slots = index * KV_TILE + np.arange(KV_TILE)
+    if int(positions.min()) >= slots[-1]:
+        return None
+    return torch.from_numpy(slots > positions[:, :, None])[None, :, :, None, :].to(device)

@@ -1,0 +1,32 @@
+"""Rotary position embedding: pairs (i, i + head_dim / 2) of each head turn by position-dependent angles."""
+
+import torch
+from torch import Tensor
+
+
+def inverse_frequencies(head_dim: int, *, base: float) -> Tensor:
+    """[head_dim / 2] float32: turns per position."""
+    return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+class RotaryTable:
+    """Cosines and sines of every position. Made once at load, read by all layers."""
+
+    def __init__(self, frequencies: Tensor, *, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+        self._cosines = angles.cos().to(device, dtype)
+        self._sines = angles.sin().to(device, dtype)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at `positions` [n] int64, each [n, 1, head_dim / 2]."""
+        return self._cosines[positions][:, None], self._sines[positions][:, None]
+
+
+def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """`heads` [n, num_heads, head_dim] turned by their positions' angles, owned."""
+    left, right = heads.chunk(2, dim=-1)
+    turned = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    turned_left, turned_right = turned.chunk(2, dim=-1)
+    torch.mul(left, cosines, out=turned_left).sub_(right * sines)
+    torch.mul(right, cosines, out=turned_right).add_(left * sines)
+    return turned
