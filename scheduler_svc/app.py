@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from protos.service.model_files import ModelCard, read_model_folder
-
 from protos.service.channel import plan_channel
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
+from protos.service.model_files import ModelCard, read_model_folder
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from scheduler_svc.bridge.server import BridgeServer
@@ -109,11 +108,7 @@ def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: Cor
         scheduler_name=f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
     )
     epoch = _epoch_source(config)
-    expected = ExpectedModel(
-        name=card.name,
-        tokenizer_fingerprint=card.tokenizer_fingerprint,
-        weights_fingerprint=card.weights_fingerprint,
-    )
+    expected = ExpectedModel(name=card.name, tokenizer_fingerprint=card.tokenizer_fingerprint)
     links = {}
     for worker in config.workers:
         parts = LinkParts(

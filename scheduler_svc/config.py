@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
+from protos.service.model_files import DEFAULT_MODEL_CACHE
 from protos.wire.limits import MAX_DEADLINE_S
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -85,9 +86,7 @@ class ModelConfig(ConfigGroup):
     """Which model is served. Read by the core (fingerprints) and the edges (tokenizer, template)."""
 
     model: str = Field(default="smollm2-135m-instruct", description="Model name, or path of a model folder.")
-    model_cache: UserPath = Field(
-        default=Path("~/.cache/forwardplane/models"), description="Folder that holds fetched models by name."
-    )
+    model_cache: UserPath = Field(default=DEFAULT_MODEL_CACHE, description="Folder that holds fetched models by name.")
 
     @property
     def folder(self) -> Path:

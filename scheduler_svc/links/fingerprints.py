@@ -12,24 +12,20 @@ class ExpectedModel:
 
     name: str
     tokenizer_fingerprint: str
-    weights_fingerprint: str
 
 
 def check_model(info: WorkerInfo, expected: ExpectedModel) -> None:
-    """Compare the worker's fingerprints with the model folder's.
+    """Compare the worker's tokenizer with the model folder's.
 
-    A worker without weights (a simulated one) says nothing of them; each has a tokenizer to agree on.
+    Weights are not compared: the same model may be served from other files, and a simulated worker has none.
 
     Raises:
         InvalidModelFile: they differ.
     """
-    actual = info.fingerprints
-    _compare("tokenizer", actual.tokenizer, expected.tokenizer_fingerprint)
-    if actual.weights:
-        _compare("weights", actual.weights, expected.weights_fingerprint)
-
-
-def _compare(field: str, actual: str, expected: str) -> None:
-    if actual != expected:
-        message = f"the worker's {field} fingerprint is {actual[:16]!r}, the model folder's {expected[:16]!r}"
-        raise InvalidModelFile(message, field=f"fingerprints.{field}")
+    actual = info.fingerprints.tokenizer
+    if actual != expected.tokenizer_fingerprint:
+        message = (
+            f"the worker serves {info.model_name!r} with tokenizer {actual[:16]!r}, "
+            f"this scheduler {expected.name!r} with {expected.tokenizer_fingerprint[:16]!r}"
+        )
+        raise InvalidModelFile(message, field="fingerprints.tokenizer")

@@ -36,7 +36,10 @@ class Children:
     def command(self, role, index):
         left = self.scripts[role]
         script = left.pop(0) if len(left) > 1 else left[0]
-        prelude = f"from sys import exit\ndef note(what):\n open({str(self.path)!r}, 'a').write('{role.value} {index} ' + what + '\\n')\n"
+        prelude = f"""from sys import exit
+def note(what):
+    open({str(self.path)!r}, "a").write("{role.value} {index} " + what + "\\n")
+"""
         return [sys.executable, "-I", "-S", "-c", prelude + script]
 
     def notes(self):
