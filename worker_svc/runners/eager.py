@@ -1,0 +1,24 @@
+"""Runs a forward operator by operator. Takes every batch; the path that every other one must equal."""
+
+from protos.wire.enums import GraphRefusal
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.forward_context import ForwardContext
+from worker_svc.model_runner import ModelRunner, RunnerOutput
+
+
+class EagerRunner:
+    """A `ForwardRunner`. Last in dispatch's order."""
+
+    replays_graphs = False
+
+    def __init__(self, model_runner: ModelRunner, context: ForwardContext) -> None:
+        self._model_runner = model_runner
+        self._context = context
+
+    def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
+        """Never."""
+        return None
+
+    def forward(self, batch: ForwardBatch) -> RunnerOutput:
+        """Run `batch`."""
+        return self._model_runner.forward(batch, self._context)
