@@ -27,6 +27,7 @@ MAX_NAME_BYTES = 256
 MAX_TENSOR_ELEMENTS = 1 << 40
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
+MAX_SHOWN = 80
 
 Value = int | float | bool | str | tuple[str, ...] | np.ndarray
 """A metadata value; arrays of numbers are read-only NumPy arrays."""
@@ -57,6 +58,14 @@ class GgufHeader:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
     """By name, in file order."""
+
+
+def shown(value: object) -> str:
+    """A value for a message: of bounded length, whatever the file holds."""
+    if isinstance(value, tuple | np.ndarray):
+        return f"an array of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
@@ -224,7 +233,7 @@ def _read_array(reader: _Reader, key: str) -> Value:
 def _alignment(reader: _Reader, metadata: Mapping[str, Value]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise reader.error("general.alignment", f"is {value!r}, must be a power of two from 8 to {MAX_ALIGNMENT}")
+        raise reader.error("general.alignment", f"is {shown(value)}, must be a power of two from 8 to {MAX_ALIGNMENT}")
     return value
 
 

@@ -7,7 +7,7 @@ property that would change the result but has no code here is refused, never ign
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protos.service.gguf_header import Value
+from protos.service.gguf_header import Value, shown
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 
 MAX_LAYERS = 512
@@ -86,7 +86,9 @@ class _Keys:
     def integer(self, key: str, limit: int, *, default: int | None = None) -> int:
         value = self.get(key)
         value = default if value is None else value
-        self.require(isinstance(value, int) and not isinstance(value, bool), key, f"is {value!r}, must be an integer")
+        self.require(
+            isinstance(value, int) and not isinstance(value, bool), key, f"is {shown(value)}, must be an integer"
+        )
         assert isinstance(value, int)
         self.require(1 <= value <= limit, key, f"is {value}, must be 1 to {limit}")
         return value
@@ -94,7 +96,7 @@ class _Keys:
     def number(self, key: str, *, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
-        self.require(isinstance(value, float) and 0 < value < 1e12, key, f"is {value!r}, must be a number above 0")
+        self.require(isinstance(value, float) and 0 < value < 1e12, key, f"is {shown(value)}, must be a number above 0")
         assert isinstance(value, float)
         return value
 
@@ -102,8 +104,8 @@ class _Keys:
 def _refuse_unsupported(keys: _Keys) -> None:
     scaling = keys.get("rope.scaling.type")
     if scaling not in (None, "none"):
-        raise UnsupportedFeature(f"rope.scaling.type is {scaling!r}, supported: none", field="rope.scaling.type")
+        raise UnsupportedFeature(f"rope.scaling.type is {shown(scaling)}, supported: none", field="rope.scaling.type")
     for key in ("expert_count", "attention.sliding_window", "rope.scaling.factor"):
         value = keys.get(key)
         if value not in (None, 0, 0.0, 1.0):
-            raise UnsupportedFeature(f"{key} is {value!r}, which no layer here computes", field=key)
+            raise UnsupportedFeature(f"{key} is {shown(value)}, which no layer here computes", field=key)

