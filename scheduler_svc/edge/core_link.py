@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, StreamUpdate, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, StreamUpdate, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GetLoadReply
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
-from protos.wire.errors import QueueFull, UnavailableError, UnknownRequest
+from protos.service.model_files import ModelCard
+from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream
-from scheduler_svc.edge.model_facts import ModelCardFacts, ModelFacts, model_facts, without_core
+from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 
 logger = logging.getLogger(__name__)
 
@@ -47,24 +48,27 @@ class CoreConnection(Protocol):
 class CoreLink:
     """Made by the edge's composition root, used on its event loop."""
 
-    def __init__(self, connection: CoreConnection, card: ModelCardFacts, *, max_streams: int) -> None:
+    def __init__(
+        self, connection: CoreConnection, card: ModelCard, *, has_chat_template: bool, max_streams: int
+    ) -> None:
         """Begin without streams.
 
         Args:
-            connection: connected.
+            connection: connected before `start`.
             card: of the served model.
+            has_chat_template: the served model can chat.
             max_streams: most streams at once.
         """
         self._connection = connection
-        self._card = card
         self._max_streams = max_streams
-        self._facts = without_core(card)
+        self._facts = model_facts(card, CoreModel(), has_chat_template=has_chat_template)
         self._streams: dict[int, CallerStream] = {}
         self._stream_of_request: dict[str, CallerStream] = {}
         self._next_stream_id = itertools.count(1)
         self._load_waiters: list[asyncio.Future[GetLoadReply]] = []
         self._facts_changed: Callable[[ModelFacts], None] | None = None
         self._is_gone = False
+        self._reading: asyncio.Task[None] | None = None
 
     @property
     def facts(self) -> ModelFacts:
@@ -80,17 +84,24 @@ class CoreLink:
         """Tell `listener` whenever the facts change."""
         self._facts_changed = listener
 
-    async def run(self) -> None:
-        """Take the core's messages until it is gone.
+    def start(self, *, on_gone: Callable[[], None]) -> None:
+        """Take the core's messages from now on; `on_gone` is called when there are no more."""
+        self._reading = asyncio.create_task(self._read(), name="core link")
 
-        Raises:
-            DataFault: what arrived is not a message.
-        """
-        try:
-            while (message := await self._connection.receive()) is not None:
-                self._dispatch(message)
-        finally:
-            self._lost()
+        def ended(reading: asyncio.Task[None]) -> None:
+            if reading.cancelled():
+                return
+            error = reading.exception()
+            logger.error("the core is gone", extra={"error": str(error) if error is not None else None})
+            on_gone()
+
+        self._reading.add_done_callback(ended)
+
+    async def stop(self) -> None:
+        """End every stream and take no more messages. Safe to repeat."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
 
     def new_stream_id(self) -> int:
         """An id that no stream of this edge had."""
@@ -117,7 +128,14 @@ class CoreLink:
         if stream.names.stream_id in self._streams:
             stream.end(Finish(reason=reason))
             self._forget(stream)
-            self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
+            self._cancel(stream, reason)
+
+    def cut_off(self, error: EngineError) -> None:
+        """End every stream with that status, here and in the core."""
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+            self._forget(stream)
+            self._cancel(stream, FinishReason.FINISH_REASON_ABORT)
 
     def abort(self, request_id: str, caller: CallerIdentity) -> None:
         """End the running request of that id.
@@ -151,13 +169,21 @@ class CoreLink:
             if waiter in self._load_waiters:
                 self._load_waiters.remove(waiter)
 
+    async def _read(self) -> None:
+        try:
+            while (message := await self._connection.receive()) is not None:
+                self._dispatch(message)
+        finally:
+            self._lost()
+
     def _dispatch(self, message: CoreToEdge) -> None:
         for update in message.updates:
             stream = self._streams.get(update.stream_id)
             if stream is not None:
                 self._feed(stream, update)
         if message.HasField("model"):
-            self._facts = model_facts(self._card, message.model)
+            card, can_chat = self._facts.card, self._facts.has_chat_template
+            self._facts = model_facts(card, message.model, has_chat_template=can_chat)
             if self._facts_changed is not None:
                 self._facts_changed(self._facts)
         if message.HasField("load"):
@@ -173,8 +199,10 @@ class CoreLink:
         self._forget(stream)
         if not (update.HasField("finish") or update.HasField("error")):
             # It ended here (stop string, slow reader), so the core has to be told.
-            reason = FinishReason.FINISH_REASON_ABORT if stream.finish is None else stream.finish.reason
-            self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
+            self._cancel(stream, FinishReason.FINISH_REASON_ABORT if stream.finish is None else stream.finish.reason)
+
+    def _cancel(self, stream: CallerStream, reason: FinishReason.ValueType) -> None:
+        self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
 
     def _forget(self, stream: CallerStream) -> None:
         del self._streams[stream.names.stream_id]
@@ -182,11 +210,10 @@ class CoreLink:
 
     def _lost(self) -> None:
         self._is_gone = True
-        if self._streams:
-            logger.error("the core is gone, ending its streams", extra={"num_streams": len(self._streams)})
+        error = UnavailableError("the scheduler core is gone")
         for stream in list(self._streams.values()):
-            stream.fail(UnavailableError("the scheduler core is gone"))
+            stream.fail(error)
             self._forget(stream)
         for waiter in self._load_waiters:
             if not waiter.done():
-                waiter.set_exception(UnavailableError("the scheduler core is gone"))
+                waiter.set_exception(error)

@@ -12,6 +12,7 @@ import grpc
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
+from protos.wire.errors import Draining
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.generation_servicer import GenerationServicer
@@ -107,7 +108,8 @@ class EdgeServer:
                 while self._link.num_streams:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            logger.warning("streams were cut off", extra={"num_streams": self._link.num_streams})
+            logger.warning("streams are cut off", extra={"num_streams": self._link.num_streams})
+            self._link.cut_off(Draining("this scheduler shut down before the request was finished"))
 
     async def stop(self) -> None:
         """Close the ports. Safe to repeat."""

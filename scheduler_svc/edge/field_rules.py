@@ -154,20 +154,25 @@ _CHAT: Mapping[str, Rule] = MappingProxyType(
     }
 )
 
+SAMPLING_RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "temperature": Number(0, limits.MAX_TEMPERATURE),
+        "top_p": Number(0, 1, low_is_open=True),
+        "top_k": Number(0, _logits_width),
+        "min_p": Number(0, 1),
+        "repetition_penalty": Number(0, limits.MAX_REPETITION_PENALTY, low_is_open=True, only=1),
+        "frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
+        "presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
+        "seed": Anything(),
+        "n": Number(1, limits.MAX_SAMPLES, only=1),
+    }
+)
 GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "text": _PROMPT_TEXT,
         **_CHAT,
         "tokens.ids": TokenIds(_context, min_items=1),
-        "sampling.temperature": Number(0, limits.MAX_TEMPERATURE),
-        "sampling.top_p": Number(0, 1, low_is_open=True),
-        "sampling.top_k": Number(0, _logits_width),
-        "sampling.min_p": Number(0, 1),
-        "sampling.repetition_penalty": Number(0, limits.MAX_REPETITION_PENALTY, low_is_open=True, only=1),
-        "sampling.frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
-        "sampling.presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
-        "sampling.seed": Anything(),
-        "sampling.n": Number(1, limits.MAX_SAMPLES, only=1),
+        **{f"sampling.{name}": rule for name, rule in SAMPLING_RULES.items()},
         "stop.max_tokens": Number(1, _context),
         "stop.min_tokens": Number(0, _context),
         "stop.stop_strings": Items(limits.MAX_STOP_STRINGS, Text(limits.MAX_STOP_STRING_BYTES, min_bytes=1)),

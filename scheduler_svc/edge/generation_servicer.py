@@ -125,7 +125,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
             vocab_size=facts.card.vocab_size,
             logits_width=facts.logits_width,
             eos_token_ids=facts.card.eos_token_ids,
-            has_chat_template=facts.card.has_chat_template,
+            has_chat_template=facts.has_chat_template,
             dtype=facts.dtype,
             numerics=facts.numerics,
             version=self._version,

@@ -1,37 +1,17 @@
 """What an edge knows of the served model: the model folder's card and what the attached workers told the core."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from protos.forwardplane.v1.bridge_pb2 import CoreModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """The model's own generation settings; neutral values where its files say nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCardFacts:
-    """What the model folder says. Made once at start."""
-
-    name: str
-    context_tokens: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    has_chat_template: bool
-    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+from protos.service.model_files import ModelCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Both together. Replaced as a whole whenever the core says something new."""
+    """Replaced as a whole whenever the core says something new."""
 
-    card: ModelCardFacts
+    card: ModelCard
+    has_chat_template: bool
     context_tokens: int
     """The smaller of the model's and the workers'."""
     logits_width: int
@@ -43,15 +23,11 @@ class ModelFacts:
     """A worker is attached now."""
 
 
-def without_core(card: ModelCardFacts) -> ModelFacts:
-    """Before the core said anything."""
-    return model_facts(card, CoreModel())
-
-
-def model_facts(card: ModelCardFacts, core: CoreModel) -> ModelFacts:
-    """The facts after the core's last word."""
+def model_facts(card: ModelCard, core: CoreModel, *, has_chat_template: bool) -> ModelFacts:
+    """The facts after the core's last word; an empty one before it said anything."""
     return ModelFacts(
         card=card,
+        has_chat_template=has_chat_template,
         context_tokens=min(card.context_tokens, core.context_tokens or card.context_tokens),
         logits_width=core.logits_width or card.vocab_size,
         max_logprobs=core.max_logprobs,

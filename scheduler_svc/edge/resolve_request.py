@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protos.forwardplane.v1.bridge_pb2 import ResolvedSampling, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CoreModel, ResolvedSampling, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
 from protos.forwardplane.v1.sampling_pb2 import SamplingParameters
-from scheduler_svc.edge.model_facts import ModelFacts, SamplingDefaults
+from protos.service.model_files import GenerationDefaults, ModelCard
+from protos.wire.errors import EngineError, InvalidModelFile
+from scheduler_svc.edge.field_rules import SAMPLING_RULES, check_fields
+from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 from scheduler_svc.edge.validate_request import output_room
 
 
@@ -31,7 +34,7 @@ def resolve_request(
     """
     return SubmitStream(
         prompt_ids=np.asarray(prompt_ids, "<i4").tobytes(),
-        sampling=_sampling(request.sampling, facts.card.sampling, drawn_seed),
+        sampling=_sampling(request.sampling, facts.card.generation, drawn_seed),
         max_tokens=output_room(len(prompt_ids), request, facts),
         min_tokens=request.stop.min_tokens,
         stop_token_ids=np.asarray(sorted(_stop_ids(request, facts)), "<u4").tobytes(),
@@ -39,6 +42,19 @@ def resolve_request(
         output_logprobs=request.HasField("logprobs"),
         top_logprobs=request.logprobs,
     )
+
+
+def check_generation_defaults(card: ModelCard) -> None:
+    """Refuse a model whose own settings would be refused from a caller.
+
+    Raises:
+        InvalidModelFile: names the setting and its limits.
+    """
+    facts = model_facts(card, CoreModel(), has_chat_template=False)
+    try:
+        check_fields(_own_settings(card.generation), SAMPLING_RULES, facts)
+    except EngineError as error:
+        raise InvalidModelFile(f"model.json: generation: {error.message}", field=error.field) from error
 
 
 def silent_ids(request: GenerateRequest, facts: ModelFacts) -> frozenset[int]:
@@ -50,14 +66,23 @@ def _stop_ids(request: GenerateRequest, facts: ModelFacts) -> set[int]:
     return {*silent_ids(request, facts), *request.stop.stop_token_ids}
 
 
-def _sampling(asked: SamplingParameters, defaults: SamplingDefaults, drawn_seed: int) -> ResolvedSampling:
+def _sampling(asked: SamplingParameters, defaults: GenerationDefaults, drawn_seed: int) -> ResolvedSampling:
+    own = _own_settings(defaults)
+    own.MergeFrom(asked)
     return ResolvedSampling(
-        temperature=asked.temperature if asked.HasField("temperature") else defaults.temperature,
-        top_p=asked.top_p if asked.HasField("top_p") else defaults.top_p,
-        top_k=asked.top_k if asked.HasField("top_k") else defaults.top_k,
-        min_p=asked.min_p if asked.HasField("min_p") else defaults.min_p,
-        seed=asked.seed if asked.HasField("seed") else drawn_seed,
-        repetition_penalty=asked.repetition_penalty if asked.HasField("repetition_penalty") else 1.0,
-        frequency_penalty=asked.frequency_penalty,
-        presence_penalty=asked.presence_penalty,
+        temperature=own.temperature if own.HasField("temperature") else 1.0,
+        top_p=own.top_p if own.HasField("top_p") else 1.0,
+        top_k=own.top_k,
+        min_p=own.min_p,
+        seed=own.seed if own.HasField("seed") else drawn_seed,
+        repetition_penalty=own.repetition_penalty if own.HasField("repetition_penalty") else 1.0,
+        frequency_penalty=own.frequency_penalty,
+        presence_penalty=own.presence_penalty,
+    )
+
+
+def _own_settings(defaults: GenerationDefaults) -> SamplingParameters:
+    # The model's repetition penalty is left out: this release has no executor for it.
+    return SamplingParameters(
+        temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, min_p=defaults.min_p
     )

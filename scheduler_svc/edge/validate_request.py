@@ -81,7 +81,7 @@ def output_room(num_prompt_tokens: int, request: GenerateRequest, facts: ModelFa
 
 
 def _check_chat(chat: ChatPrompt, facts: ModelFacts) -> None:
-    if not facts.card.has_chat_template:
+    if not facts.has_chat_template:
         message = f"model {facts.card.name} has no chat template; send the prompt as raw text"
         raise UnsupportedFeature(message, field="chat")
     size = sum(len(message.content) for message in chat.messages)

@@ -50,6 +50,17 @@ class TextTokenizer:
         """Ids that the tokenizer marks as special."""
         return self._special_ids
 
+    def token(self, token_id: int) -> str:
+        """The vocabulary's own name of an id.
+
+        Raises:
+            InvalidModelFile: there is no such id.
+        """
+        token: str | None = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        if token is None:
+            raise InvalidModelFile(f"tokenizer.json has no token {token_id}", field=_FIELD)
+        return token
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, nothing added."""
         # The batch call is the one that releases the interpreter lock.

@@ -388,6 +388,16 @@ async def test_draining_lets_running_streams_finish(tmp_path: Path) -> None:
         await draining
 
 
+async def test_draining_cuts_off_what_does_not_finish(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, is_silent=True) as edge:
+        call = edge.stub.Generate(text_request())
+        reading = asyncio.ensure_future(refused(call.read()))
+        await until(lambda: edge.core.submits)
+        await edge.server.drain(timeout_s=0.1)
+        assert isinstance(await reading, errors.Draining)
+        await until(lambda: edge.core.cancels)
+
+
 async def test_reflection_names_the_service(tmp_path: Path) -> None:
     async with running_edge(tmp_path) as edge:
         stub = reflection_pb2_grpc.ServerReflectionStub(edge.channel)

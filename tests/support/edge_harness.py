@@ -11,17 +11,33 @@ from prometheus_client import CollectorRegistry
 
 from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.channel import caller_channel
+from protos.service.model_files import GenerationDefaults, ModelCard
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeParts, EdgeServer
 from scheduler_svc.edge.metrics import create_edge_metrics
-from scheduler_svc.edge.model_facts import ModelCardFacts, SamplingDefaults
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.text.chat_template import ChatTemplate
 from tests.support.fake_core import FakeCore
 from tests.support.tiny_tokenizer import EOS, text_tokenizer
 
 CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+def tiny_card(eos_id: int, **changes: object) -> ModelCard:
+    return ModelCard(
+        **{
+            "name": "tiny",
+            "architecture": "llama",
+            "context_tokens": 128,
+            "vocab_size": 280,
+            "eos_token_ids": (eos_id,),
+            "generation": GenerationDefaults(temperature=0.7, top_p=0.9),
+            "weights_fingerprint": "",
+            "tokenizer_fingerprint": "",
+            **changes,
+        }
+    )
 
 
 @dataclass
@@ -47,19 +63,12 @@ async def running_edge(
     await core.start()
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
-    card = ModelCardFacts(
-        name="tiny",
-        context_tokens=128,
-        vocab_size=280,
-        eos_token_ids=(eos_id,),
-        has_chat_template=template is not None,
-        sampling=SamplingDefaults(temperature=0.7, top_p=0.9),
-    )
+    card = tiny_card(eos_id)
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
     encoder = PromptEncoder(tokenizer, template=chat)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
-    link = CoreLink(bridge, card, max_streams=max_streams)
+    link = CoreLink(bridge, card, has_chat_template=template is not None, max_streams=max_streams)
     registry = CollectorRegistry()
     parts = EdgeParts(
         link=link, tokenizer=tokenizer, encoder=encoder, metrics=create_edge_metrics(registry), version="1"
@@ -72,8 +81,8 @@ async def running_edge(
         if chat is not None:
             await chat.start()
             stack.push_async_callback(chat.close)
-        reading = asyncio.create_task(link.run())
-        stack.callback(reading.cancel)
+        link.start(on_gone=lambda: None)
+        stack.push_async_callback(link.stop)
         await server.start()
         stack.push_async_callback(server.stop)
         channel = caller_channel(f"127.0.0.1:{server.port}")

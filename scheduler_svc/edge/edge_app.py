@@ -1,0 +1,101 @@
+"""Composition root of an edge process: its parts, and the order they start and stop in.
+
+Reads card, tokenizer and template of the model, never its tensors.
+"""
+
+import asyncio
+import logging
+from importlib import metadata
+
+from protos.service.lifecycle import ExitCode, Lifecycle, Part
+from protos.service.logs import install_level_signals
+from protos.service.metrics import MetricsServer
+from protos.service.model_files import read_model_folder
+from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.edge_server import EdgeAddress, EdgeParts, EdgeServer
+from scheduler_svc.edge.edge_text import EdgeText
+from scheduler_svc.edge.metrics import create_edge_metrics
+from scheduler_svc.edge.resolve_request import check_generation_defaults
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 30.0
+# What a stop may take beside the time that running streams are given.
+_STOP_MARGIN_S = 5.0
+
+
+async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
+    """Run one edge process until it is told to stop, or the core is gone; returns its exit code.
+
+    Raises:
+        EngineError: the model folder cannot be used.
+    """
+    folder = read_model_folder(config.model.folder)
+    check_generation_defaults(folder.card)
+    text = EdgeText(folder)
+    bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
+    link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
+    metrics_server = MetricsServer()
+    parts = EdgeParts(
+        link=link,
+        tokenizer=text.tokenizer,
+        encoder=text.encoder,
+        metrics=create_edge_metrics(metrics_server.registry),
+        version=metadata.version("forwardplane"),
+    )
+    server = EdgeServer(parts, edge_address(config, edge_index), max_streams=config.edge.max_streams)
+    lifecycle = Lifecycle()
+    lifecycle.add(_metrics_part(metrics_server, config, edge_index))
+    lifecycle.add(Part(name="text", start=text.start, stop=text.stop))
+    lifecycle.add(_core_part(bridge, link, lifecycle))
+    lifecycle.add(_server_part(server, drain_timeout_s=config.process.drain_timeout_s))
+    install_level_signals(asyncio.get_running_loop())
+    return int(await lifecycle.run())
+
+
+def edge_address(config: SchedulerConfig, edge_index: int) -> EdgeAddress:
+    """Where that edge listens: all on one gRPC port, each with a health port of its own."""
+    return EdgeAddress(
+        host=config.edge.host,
+        port=config.edge.port,
+        health_port=own_port(config.edge.health_port, edge_index),
+        shares_port=config.process.edges > 1,
+    )
+
+
+def own_port(first_port: int, edge_index: int) -> int:
+    """The port of that edge in a row that begins with `first_port`; 0 stays 0, any free one."""
+    return first_port and first_port + edge_index
+
+
+def _core_part(bridge: BridgeClient, link: CoreLink, lifecycle: Lifecycle) -> Part:
+    async def start() -> None:
+        await bridge.connect(timeout_s=_CONNECT_TIMEOUT_S)
+        link.start(on_gone=lambda: lifecycle.request_stop("the core is gone", ExitCode.FAILURE))
+
+    async def stop() -> None:
+        await link.stop()
+        await bridge.close()
+
+    return Part(name="core link", start=start, stop=stop, start_limit_s=_CONNECT_TIMEOUT_S + _STOP_MARGIN_S)
+
+
+def _server_part(server: EdgeServer, *, drain_timeout_s: float) -> Part:
+    async def stop() -> None:
+        await server.drain(timeout_s=drain_timeout_s)
+        await server.stop()
+
+    return Part(name="callers' server", start=server.start, stop=stop, stop_limit_s=drain_timeout_s + _STOP_MARGIN_S)
+
+
+def _metrics_part(server: MetricsServer, config: SchedulerConfig, edge_index: int) -> Part:
+    async def start() -> None:
+        port = server.start(config.observability.metrics_host, own_port(config.edge.edge_metrics_port, edge_index))
+        logger.info("metrics", extra={"port": port})
+
+    async def stop() -> None:
+        await asyncio.to_thread(server.stop)
+
+    return Part(name="metrics", start=start, stop=stop)

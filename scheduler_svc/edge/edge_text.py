@@ -1,0 +1,67 @@
+"""The text side of an edge, from a model folder: tokenizer, chat template and the prompt encoder over both."""
+
+import hashlib
+import logging
+
+from protos.service.model_files import ModelFolder
+from protos.wire.errors import InvalidModelFile
+from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class EdgeText:
+    """Made by the edge's composition root; the template's process lives from start to stop."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Read the folder's files.
+
+        Raises:
+            InvalidModelFile: one cannot be used, or is not the one that the card describes.
+        """
+        card = folder.card
+        if hashlib.sha256(folder.tokenizer.read_bytes()).hexdigest() != card.tokenizer_fingerprint:
+            raise InvalidModelFile("tokenizer.json is not the file that model.json describes", field="tokenizer.json")
+        if card.generation.repetition_penalty not in (None, 1.0):
+            logger.warning("the model's own repetition penalty is not applied", extra={"model": card.name})
+        self.tokenizer = TextTokenizer.from_file(folder.tokenizer)
+        self._template = _template(folder, self.tokenizer)
+        first_token_id = card.bos_token_id if card.add_bos else None
+        self.encoder = PromptEncoder(self.tokenizer, template=self._template, first_token_id=first_token_id)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model can chat."""
+        return self._template is not None
+
+    async def start(self) -> None:
+        """Compile the template.
+
+        Raises:
+            InvalidModelFile: it does not compile.
+        """
+        if self._template is not None:
+            await self._template.start()
+
+    async def stop(self) -> None:
+        """End the template's process and the encoder's threads. Safe to repeat."""
+        self.encoder.close()
+        if self._template is not None:
+            await self._template.close()
+
+
+def _template(folder: ModelFolder, tokenizer: TextTokenizer) -> ChatTemplate | None:
+    if folder.chat_template is None:
+        return None
+    try:
+        source = folder.chat_template.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidModelFile("the chat template cannot be read as text", field=folder.chat_template.name) from error
+    card = folder.card
+    special_tokens = {
+        "bos_token": "" if card.bos_token_id is None else tokenizer.token(card.bos_token_id),
+        "eos_token": tokenizer.token(card.eos_token_ids[0]) if card.eos_token_ids else "",
+    }
+    return ChatTemplate(source, special_tokens=special_tokens)

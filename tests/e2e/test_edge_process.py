@@ -1,0 +1,170 @@
+"""The edge as the process that the parent starts, with a made-up core on the other end of the bridge."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import signal
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from protos.forwardplane.v1 import generate_pb2 as pb
+from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
+from protos.forwardplane.v1.sampling_pb2 import StopParameters
+from protos.service.channel import caller_channel
+from protos.service.model_files import encode_card
+from tests.support.edge_harness import CHATML, tiny_card
+from tests.support.fake_core import FakeCore
+from tests.support.tiny_tokenizer import EOS, byte_level_tokenizer, write_tokenizer
+
+
+def model_folder(folder: Path, **card: object) -> Path:
+    """A complete folder; the weights are empty, since no edge opens them."""
+    folder.mkdir()
+    tokenizer = byte_level_tokenizer()
+    written = write_tokenizer(folder, tokenizer)
+    eos_id = tokenizer.token_to_id(EOS)
+    fingerprint = hashlib.sha256(written.read_bytes()).hexdigest()
+    (folder / "model.json").write_bytes(
+        encode_card(tiny_card(eos_id, **{"tokenizer_fingerprint": fingerprint, **card}))
+    )
+    (folder / "model.gguf").touch()
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def edge_process(folder: Path, model: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = ("-m", "scheduler_svc", "--role", "edge", "--socket-dir", str(folder), "--model", str(model))
+    ports = ("--health-port", "0", "--log-format", "json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, *ports, *flags, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def log_lines(process: asyncio.subprocess.Process, until: str) -> list[dict]:
+    """Lines of the log up to the one with that message."""
+    lines: list[dict] = []
+    assert process.stderr is not None
+    async with asyncio.timeout(20):
+        while not lines or lines[-1]["event"] != until:
+            line = await process.stderr.readline()
+            assert line, f"the log ended without {until!r}: {lines}"
+            lines.append(json.loads(line))
+    return lines
+
+
+async def test_serves_idles_and_stops_in_order(tmp_path: Path) -> None:
+    core = FakeCore(tmp_path / "core.sock", step_s=0.02)
+    await core.start()
+    model = model_folder(tmp_path / "model")
+    metrics_port = free_port()
+    flags = ("--port", "0", "--edge-metrics-port", str(metrics_port))
+    async with edge_process(tmp_path, model, *flags) as process:
+        port = (await log_lines(process, "edge listens"))[-1]["port"]
+        async with caller_channel(f"127.0.0.1:{port}") as channel:
+            stub = GenerationServiceStub(channel)
+            chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="a secret")])
+            request = pb.GenerateRequest(chat=chat, stop=StopParameters(max_tokens=5))
+            reply = await stub.GenerateOnce(pb.GenerateOnceRequest(requests=[request]))
+            assert reply.generations[0].usage.output_tokens == 5
+            page = await asyncio.to_thread(_get, f"http://127.0.0.1:{metrics_port}/metrics")
+            assert 'forwardplane_scheduler_requests_total{code="OK",method="GenerateOnce"} 1.0' in page
+
+            busy = psutil.Process(process.pid)
+            family = [busy, *busy.children(recursive=True)]
+            before = _cpu_s(family)
+            await asyncio.sleep(2)
+            assert _cpu_s(family) - before < 0.05
+
+            call = stub.Generate(pb.GenerateRequest(text="abc", stop=StopParameters(max_tokens=20)))
+            await call.read()
+            process.send_signal(signal.SIGTERM)
+            chunks = [chunk async for chunk in _rest(call)]
+            assert chunks[-1].usage.output_tokens == 20
+        assert await process.wait() == 0
+        lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
+        finished = [line for line in lines if line["event"] == "request finished"]
+        assert [line["output_tokens"] for line in finished][-1] == 20
+        assert "secret" not in json.dumps(lines)
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family[1:])
+    await core.stop()
+
+
+async def test_ends_when_the_core_is_gone(tmp_path: Path) -> None:
+    core = FakeCore(tmp_path / "core.sock")
+    await core.start()
+    async with edge_process(
+        tmp_path, model_folder(tmp_path / "model"), "--port", "0", "--edge-metrics-port", "0"
+    ) as process:
+        await log_lines(process, "edge listens")
+        core.hang_up()
+        async with asyncio.timeout(10):
+            assert await process.wait() == 1
+    await core.stop()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda model: (model / "tokenizer.json").write_text("{}"), "not the file that model.json describes"),
+        (lambda model: (model / "chat_template.jinja").write_text("{% for %}"), "does not compile"),
+        (lambda model: (model / "chat_template.jinja").write_bytes(b"\xff\xfe"), "cannot be read as text"),
+        (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer.json"),
+    ],
+)
+async def test_a_model_that_cannot_be_served_ends_it_with_a_reason(tmp_path: Path, spoil, reason: str) -> None:
+    model = model_folder(tmp_path / "model")
+    spoil(model)
+    async with edge_process(tmp_path, model, "--port", "0", "--edge-metrics-port", "0") as process:
+        _, log = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 65
+        assert reason in log.decode()
+
+
+async def test_a_port_in_use_says_so(tmp_path: Path) -> None:
+    core = FakeCore(tmp_path / "core.sock")
+    await core.start()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        model = model_folder(tmp_path / "model")
+        async with edge_process(tmp_path, model, "--port", port, "--edge-metrics-port", "0") as process:
+            _, log = await asyncio.wait_for(process.communicate(), 20)
+            assert process.returncode == 69
+            assert f"port {port} is in use" in log.decode()
+    await core.stop()
+
+
+async def _rest(call) -> AsyncIterator[pb.GenerateChunk]:
+    while (chunk := await call.read()) is not grpc.aio.EOF:
+        yield chunk
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return reply.read().decode()
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
