@@ -1,0 +1,186 @@
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, SubmitStream
+from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
+from protos.wire.errors import DataFault, QueueFull, UnavailableError, UnknownRequest
+from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
+from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.text.stream_text import StreamText
+from tests.support.edge_harness import tiny_card
+from tests.support.tiny_tokenizer import text_tokenizer
+
+ABORT, STOP = FinishReason.FINISH_REASON_ABORT, FinishReason.FINISH_REASON_STOP
+
+
+class Connection:
+    """The bridge's client without a socket: what is sent is kept, what arrives is put in."""
+
+    def __init__(self) -> None:
+        self.submits: list[SubmitStream] = []
+        self.cancels: list[CancelStream] = []
+        self.load_questions = 0
+        self.arriving: asyncio.Queue[CoreToEdge | DataFault | None] = asyncio.Queue()
+
+    def submit(self, submit: SubmitStream) -> None:
+        self.submits.append(submit)
+
+    def cancel(self, cancel: CancelStream) -> None:
+        self.cancels.append(cancel)
+
+    def ask_load(self) -> None:
+        self.load_questions += 1
+
+    async def receive(self) -> CoreToEdge | None:
+        message = await self.arriving.get()
+        if isinstance(message, DataFault):
+            raise message
+        return message
+
+
+class Rig:
+    def __init__(self, folder: Path, max_streams: int = 10) -> None:
+        self.tokenizer = text_tokenizer(folder)
+        self.connection = Connection()
+        self.link = CoreLink(self.connection, tiny_card(2), has_chat_template=False, max_streams=max_streams)
+        self.gone = 0
+
+    async def __aenter__(self) -> "Rig":
+        self.link.start(on_gone=self._count)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.link.stop()
+
+    def _count(self) -> None:
+        self.gone += 1
+
+    def open(self, *, stops=(), caller: CallerIdentity = ANONYMOUS) -> CallerStream:
+        stream_id = self.link.new_stream_id()
+        names = StreamNames(
+            request_id=f"r{stream_id}", stream_id=stream_id, caller=caller, client_tag="", prompt_tokens=1, seed=1
+        )
+        stream = CallerStream(names, StreamText(self.tokenizer.decoder(keep_special=False), stop_strings=stops))
+        self.link.open(stream, SubmitStream(stream_id=stream_id))
+        return stream
+
+    async def say(self, message: CoreToEdge | DataFault | None) -> None:
+        self.connection.arriving.put_nowait(message)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def tokens(stream: CallerStream, ids: bytes, **fields: object) -> CoreToEdge:
+    message = CoreToEdge()
+    message.updates.add(stream_id=stream.names.stream_id, token_ids=np.array(list(ids), "<i4").tobytes(), **fields)
+    return message
+
+
+async def test_updates_reach_their_stream_and_unknown_ones_nobody(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        first, second = rig.open(), rig.open()
+        message = tokens(second, b"xy")
+        message.updates.add(stream_id=99, token_ids=b"\x00\x00\x00\x00")
+        await rig.say(message)
+        assert (await second.next_chunk()).text == "xy"
+        assert first.usage.output_tokens == 0
+
+
+async def test_a_finished_stream_is_forgotten_and_not_cancelled(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open()
+        await rig.say(tokens(stream, b"a", finish=Finish(reason=FinishReason.FINISH_REASON_LENGTH)))
+        assert rig.link.num_streams == 0
+        rig.link.end(stream, ABORT)
+        assert rig.connection.cancels == []
+
+
+async def test_a_stop_string_is_told_to_the_core_once(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open(stops=["b"])
+        await rig.say(tokens(stream, b"ab"))
+        await rig.say(tokens(stream, b"cd", first_pos=2))
+        assert rig.connection.cancels == [CancelStream(stream_id=1, reason=STOP)]
+        assert stream.usage.output_tokens == 2
+
+
+async def test_a_stop_string_in_the_finishing_update_is_not(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open(stops=["b"])
+        await rig.say(tokens(stream, b"ab", finish=Finish(reason=FinishReason.FINISH_REASON_LENGTH)))
+        assert stream.finish.stop_string == "b"
+        assert rig.connection.cancels == []
+
+
+async def test_a_stream_that_fails_here_is_cancelled_there(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open()
+        await rig.say(tokens(stream, b"a", first_pos=5))
+        assert stream.error is not None
+        assert rig.connection.cancels == [CancelStream(stream_id=1, reason=ABORT)]
+
+
+async def test_abort_needs_the_callers_own_request(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open(caller=CallerIdentity("alice"))
+        for request_id, caller in [("r1", ANONYMOUS), ("r2", CallerIdentity("alice")), ("", ANONYMOUS)]:
+            with pytest.raises(UnknownRequest):
+                rig.link.abort(request_id, caller)
+        assert not stream.is_over
+        rig.link.abort("r1", CallerIdentity("alice"))
+        assert stream.finish.reason == ABORT
+        assert rig.connection.cancels == [CancelStream(stream_id=1, reason=ABORT)]
+        with pytest.raises(UnknownRequest):
+            rig.link.abort("r1", CallerIdentity("alice"))
+
+
+async def test_streams_are_bounded(tmp_path: Path) -> None:
+    async with Rig(tmp_path, max_streams=2) as rig:
+        first, _ = rig.open(), rig.open()
+        with pytest.raises(QueueFull, match="2 streams"):
+            rig.open()
+        assert len(rig.connection.submits) == 2
+        rig.link.end(first, ABORT)
+        rig.open()
+
+
+@pytest.mark.parametrize("last_word", [None, DataFault("broken")])
+async def test_when_the_core_is_gone_everything_ends(tmp_path: Path, last_word: DataFault | None) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open()
+        load = asyncio.create_task(rig.link.load())
+        await asyncio.sleep(0)
+        await rig.say(last_word)
+        assert isinstance(stream.error, UnavailableError)
+        with pytest.raises(UnavailableError):
+            await load
+        with pytest.raises(UnavailableError):
+            rig.open()
+        assert (rig.gone, rig.link.num_streams) == (1, 0)
+
+
+async def test_one_question_answers_all_who_ask_for_the_load(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        asking = [asyncio.create_task(rig.link.load()) for _ in range(3)]
+        left = asyncio.create_task(rig.link.load())
+        await asyncio.sleep(0)
+        left.cancel()
+        message = CoreToEdge()
+        message.load.requests_running = 4
+        await rig.say(message)
+        assert [reply.requests_running for reply in await asyncio.gather(*asking)] == [4, 4, 4]
+        assert rig.connection.load_questions == 1
+
+
+async def test_facts_follow_the_core(tmp_path: Path) -> None:
+    heard = []
+    async with Rig(tmp_path) as rig:
+        rig.link.on_facts(heard.append)
+        await rig.say(CoreToEdge(model=CoreModel(context_tokens=64, logits_width=300, serving=True)))
+        await rig.say(CoreToEdge(model=CoreModel(context_tokens=1 << 20, logits_width=300)))
+        assert [(facts.context_tokens, facts.is_serving) for facts in heard] == [(64, True), (128, False)]
+        assert rig.link.facts is heard[-1]
