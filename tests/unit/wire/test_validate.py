@@ -50,6 +50,7 @@ VALID = {
         plans.make_decode_plan(1, context=2047, info=SMALL),
         SMALL,
     ),
+    "sources without a reference": (with_value(MIXED, "tokens.sources", np.zeros(27, np.uint8)), SMALL),
     "empty tables": (
         plans.make_decode_plan(
             1,
@@ -99,6 +100,7 @@ INVALID = {
         None,
     ),
     # rows
+    "attempts too long": (longer(MIXED, "rows.attempts"), "rows.attempts", None),
     "handle twice": (with_element(MIXED, "rows.handles", 3, 101), "rows.handles", 3),
     "sample flag 2": (with_element(MIXED, "rows.samples", 1, 2), "rows.samples", 1),
     "sample index 16": (with_value(MIXED, "rows.sample_indices", u32(0, 0, 16, 0)), "rows.sample_indices", 2),
@@ -125,6 +127,15 @@ INVALID = {
     "hole between forwards": (with_forward(MIXED, row_begin=1), "forwards.row_begin", None),
     "end beyond rows": (with_forward(MIXED, row_end=5), "forwards.row_end", None),
     "end before begin": (with_forward(MIXED, row_end=-1), "forwards.row_end", None),
+    "end beyond rows and back": (
+        with_value(
+            MIXED,
+            "forwards",
+            (replace(MIXED.forwards[0], row_end=5), replace(MIXED.forwards[0], row_begin=5, row_end=4)),
+        ),
+        "forwards.row_end",
+        None,
+    ),
     "rows left over": (with_forward(MIXED, row_end=3), "forwards.row_end", None),
     "long row in a decode": (with_forward(MIXED, mode=ForwardMode.DECODE), "rows.extend_lens", 2),
     "logical mode that does not fit": (
@@ -175,6 +186,16 @@ INVALID = {
         0,
     ),
     "last page length": (with_element(MIXED, "page_tables.0.last_page_lens", 3, 8), "page_tables.last_page_lens", 3),
+    "last page lengths too short": (
+        with_value(MIXED, "page_tables.0.last_page_lens", i32(5)),
+        "page_tables.last_page_lens",
+        None,
+    ),
+    "starts too short": (
+        with_value(RICH, "page_tables.1.start_positions", i32(0)),
+        "page_tables.start_positions",
+        None,
+    ),
     "starts in a full sub-pool": (
         with_value(RICH, "page_tables.0.start_positions", i32(16, 0, 0, 0)),
         "page_tables.start_positions",
@@ -256,6 +277,7 @@ INVALID = {
     "prompt indptr": (with_element(RICH, "penalties.prompt_indptr", 4, 4), "penalties.prompt_ids", None),
     "prompt id twice": (with_element(RICH, "penalties.prompt_ids", 2, 5), "penalties.prompt_ids", 1),
     "output id beyond the width": (with_element(RICH, "penalties.output_ids", 1, 2**32 - 1), "penalties.output_ids", 1),
+    "output id twice": (with_element(RICH, "penalties.output_ids", 1, 5), "penalties.output_ids", 1),
     "output count 0": (with_element(RICH, "penalties.output_counts", 0, 0), "penalties.output_counts", 1),
     "output counts too long": (longer(RICH, "penalties.output_counts"), "penalties.output_counts", None),
     # masks
@@ -301,6 +323,15 @@ INVALID = {
         with_value(RICH, "delta", replace(plans.make_delta(RICH, digest=bytes(15)), base_seq=8)),
         "delta.base_digest",
         None,
+    ),
+    "base row beyond any plan": (
+        with_value(
+            RICH,
+            "delta",
+            replace(plans.make_delta(RICH, digest=bytes(16)), base_seq=8, base_rows=u32(1, 2, 4097, 4)),
+        ),
+        "delta.base_rows",
+        2,
     ),
     "base rows": (
         with_value(RICH, "delta", replace(plans.make_delta(RICH, digest=bytes(16)), base_seq=8, base_rows=u32(1))),
