@@ -276,10 +276,13 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
             assert self.live_stream is None, "one stream at a time"
             self.live_stream = action.stream
             self.expected = body.expected_seq
+            if isinstance(self.out, ForwardPlan):
+                assert body.expected_seq == self.out.identity.seq + 1, "what has not started is expected again"
             return
         assert action.stream == self.live_stream
         if isinstance(body, PlanResult):
             self._take_result(body.result)
+        assert self.sends[action.stream, self._seq(body)], "answers only what this stream sent"
         self.answers[action.stream, self._seq(body)] += 1
 
     def _take_result(self, result):
@@ -295,6 +298,7 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
         if isinstance(body, SequenceGapAnswer):
             return body.received_seq
         assert isinstance(body, StaleAnswer)
+        assert body.seq == 0 or body.seq + self.window + 2 < body.expected_seq, "the last results are kept"
         return body.seq
 
 

@@ -30,7 +30,7 @@ class DeviceThread:
     """Made and used by one event loop; started at construction, ended by `stop`."""
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(maxsize=_MAX_JOBS)
+        self._jobs: queue.Queue[_Job] = queue.Queue(maxsize=_MAX_JOBS)
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
 
@@ -39,18 +39,22 @@ class DeviceThread:
 
         The future fails with what `work` raised of the taxonomy; anything else is logged and becomes InternalFault.
         """
+        return self._put(work)
+
+    async def stop(self) -> None:
+        """End the thread behind the work it has, and wait for that."""
+        await self._put(_end)
+
+    def _put(self, work: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ResultT] = loop.create_future()
         self._jobs.put_nowait(_Job(work, future, loop))
         return future
 
-    async def stop(self) -> None:
-        """End the thread behind the work it has, and wait for that."""
-        self._jobs.put_nowait(None)
-        await asyncio.to_thread(self._thread.join)
-
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        is_ended = False
+        while not is_ended:
+            job = self._jobs.get()
             try:
                 with fault_border("device thread"):
                     outcome = job.work()
@@ -58,6 +62,11 @@ class DeviceThread:
                 _tell(job, job.future.set_exception, error)
             else:
                 _tell(job, job.future.set_result, outcome)
+            is_ended = job.work is _end
+
+
+def _end() -> None:
+    """The last job."""
 
 
 def _tell(job: _Job, settle: Callable[[Any], None], value: Any) -> None:

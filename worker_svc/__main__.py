@@ -1,0 +1,54 @@
+"""Entry point of a worker process: `python -m worker_svc [flags]`."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from protos.service.config import LoadedConfig, load_or_exit
+from protos.service.lifecycle import exit_code_of
+from protos.service.logs import configure_logs
+from protos.service.ownership import assert_package_owner
+from protos.service.status import fault_border
+from protos.wire.errors import EngineError
+from worker_svc.app import run_worker
+from worker_svc.config import LogFormat, WorkerConfig
+
+_logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a worker; returns the process's exit code."""
+    loaded = load_or_exit(
+        WorkerConfig, arguments, program="worker_svc", description="A worker: runs forward plans on one device."
+    )
+    _start_logs(loaded)
+    try:
+        with fault_border("worker process"):
+            assert_package_owner()
+            return int(asyncio.run(run_worker(loaded.value)))
+    except EngineError as error:
+        return _refused(error)
+
+
+def _refused(error: EngineError) -> int:
+    """Say in one line what an operator must change; a bug's stack is in the log already."""
+    _logger.error("cannot run", extra={"reason": error.reason, "field": error.field, "error": error.message})
+    return int(exit_code_of(error))
+
+
+def _start_logs(loaded: LoadedConfig[WorkerConfig]) -> None:
+    observability = loaded.value.observability
+    configure_logs(
+        level=observability.log_level,
+        json_lines=observability.log_format is LogFormat.JSON,
+        process="worker",
+    )
+    for line in loaded.describe().splitlines():
+        _logger.info("setting", extra={"setting": line})
+    for warning in loaded.warnings:
+        _logger.warning("setting not known", extra={"problem": warning})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

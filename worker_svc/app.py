@@ -1,0 +1,40 @@
+"""Composition root of a worker over torch: the one place that joins the service to the device side."""
+
+import importlib
+import logging
+from functools import partial
+
+from protos.service.lifecycle import ExitCode
+from protos.service.model_files import ModelFolder, read_model_folder
+from worker_svc.config import ExecutorConfig, WorkerConfig
+from worker_svc.executor import Executor
+from worker_svc.rpc.service import WorkerService
+
+_logger = logging.getLogger(__name__)
+
+_DEVICE_SIDE = "worker_svc.build"
+"""Imported by name on the device thread: torch takes seconds to load, and the ports answer LOADING meanwhile."""
+
+
+async def run_worker(config: WorkerConfig) -> ExitCode:
+    """Serve until told to stop, or until the device fails; the code to exit with.
+
+    Raises:
+        EngineError: the model folder cannot be used.
+    """
+    folder = read_model_folder(config.model.folder)
+    _logger.info("model", extra={"model": folder.card.name, "architecture": folder.card.architecture})
+    build = partial(build_executor, folder, config.executor)
+    return await WorkerService(build, server=config.server, observability=config.observability).run()
+
+
+def build_executor(folder: ModelFolder, config: ExecutorConfig) -> Executor:
+    """The executor of these settings, made on the calling thread.
+
+    Raises:
+        EngineError: the model or a setting cannot be used.
+    """
+    device_side = importlib.import_module(_DEVICE_SIDE)
+    settings = device_side.ExecutorSettings(**config.model_dump(mode="json"))
+    executor: Executor = device_side.build_tp_model_worker(folder, settings)
+    return executor

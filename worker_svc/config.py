@@ -1,0 +1,123 @@
+"""Settings of the worker service: frozen groups, one per component, which gets its group and never the whole.
+
+Knows nothing of where values come from; `protos.service.config` loads them. What the scheduler must know of them
+travels in `WorkerInfo`.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from protos.service.config import ConfigGroup, UserPath
+from protos.service.logs import LEVELS
+from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    CPU = "cpu"
+
+
+class Numerics(StrEnum):
+    """Which promise results carry."""
+
+    REPRODUCIBLE = "reproducible"
+    """A row's result does not depend on its batch or on chunking, bit for bit."""
+    FAST = "fast"
+
+
+class Dtype(StrEnum):
+    """Type of activations and KV."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class ServerConfig(ConfigGroup):
+    """Ports and the life of the process. Read by the service."""
+
+    host: str = Field(default="127.0.0.1", description="Address the gRPC and health ports listen on.")
+    port: Port = Field(default=50100, description="gRPC port for the scheduler; 0 = any free one.")
+    health_port: Port = Field(default=50150, description="Plaintext health port; 0 = any free one.")
+    load_timeout_s: Seconds = Field(default=900.0, description="Most seconds loading the weights may take.")
+    drain_timeout_s: Seconds = Field(
+        default=20.0, description="Most seconds the running plan may take to finish after SIGTERM."
+    )
+
+
+class ModelConfig(ConfigGroup):
+    """Which model is served. Read at load."""
+
+    model: str = Field(default="smollm2-135m-instruct", description="Model name, or path of a model folder.")
+    model_cache: UserPath = Field(
+        default=Path("~/.cache/forwardplane/models"), description="Folder that holds fetched models by name."
+    )
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder: `model` itself when it is a folder, else the one of that name in the cache."""
+        named = Path(self.model).expanduser()
+        return named if named.is_dir() else self.model_cache / self.model
+
+
+class ExecutorConfig(ConfigGroup):
+    """How plans are executed. Read at load."""
+
+    device: Device = Field(default=Device.CPU, description="Where the model runs.")
+    numerics: Numerics = Field(default=Numerics.FAST, description="Which promise results carry.")
+    dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of activations and KV.")
+    kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
+    num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
+    page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")
+    max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
+    max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
+    )
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> "ExecutorConfig":
+        if self.kv_bytes is not None and self.num_pages is not None:
+            raise ValueError("kv_bytes and num_pages exclude each other")
+        if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
+            raise ValueError("numerics reproducible needs dtype float32")
+        return self
+
+
+class ObservabilityConfig(ConfigGroup):
+    """Logs and metrics. Read by the composition root."""
+
+    metrics_host: str = Field(default="127.0.0.1", description="Address the metrics port listens on.")
+    metrics_port: Port = Field(default=9465, description="Metrics port; 0 = any free one.")
+    log_level: str = Field(default="info", description="debug, info, warning or error.")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")
+
+    @field_validator("log_level")
+    @classmethod
+    def _check_level(cls, value: str) -> str:
+        if value not in LEVELS:
+            message = f"is none of {', '.join(LEVELS)}"
+            raise ValueError(message)
+        return value
+
+
+class WorkerConfig(ConfigGroup):
+    """Everything. Only composition roots hold it."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()

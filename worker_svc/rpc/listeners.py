@@ -1,0 +1,82 @@
+"""The ports of a worker: metrics, health, gRPC. Knows neither executors nor the ordering protocol."""
+
+import asyncio
+import logging
+
+import grpc
+import psutil
+from prometheus_client import CollectorRegistry, Gauge
+
+from protos.forwardplane.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from protos.service.lifecycle import Part
+from protos.service.metrics import MetricsServer
+from protos.service.server import HealthServer, PortProfile, ServerOptions, add_reflection, bind_port, build_server
+from protos.service.status import StatusInterceptor
+from worker_svc.config import ObservabilityConfig, ServerConfig
+from worker_svc.rpc.worker_servicer import WorkerServicer
+from worker_svc.rpc.worker_status import SERVICE_NAME
+
+_logger = logging.getLogger(__name__)
+
+_CALLS_END_S = 0.5
+
+
+class Listeners:
+    """Made and used in one event loop, from start to stop of the process."""
+
+    def __init__(self, server: ServerConfig, observability: ObservabilityConfig) -> None:
+        self.health = HealthServer((SERVICE_NAME,))
+        self.port = 0
+        """The gRPC port, once bound."""
+        self._config = server
+        self._observability = observability
+        self._metrics = MetricsServer()
+        self._server: grpc.aio.Server | None = None
+        self._servicer: WorkerServicer | None = None
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where the metrics of this process belong."""
+        return self._metrics.registry
+
+    def parts(self, servicer: WorkerServicer, resident_bytes: Gauge) -> tuple[Part, ...]:
+        """All ports, in start order.
+
+        Args:
+            servicer: answers on the gRPC port.
+            resident_bytes: set at each scrape.
+        """
+        self._servicer = servicer
+        process = psutil.Process()
+        resident_bytes.set_function(lambda: process.memory_info().rss)
+        return (
+            Part(name="metrics", start=self._start_metrics, stop=self._stop_metrics),
+            Part(name="health", start=self._start_health, stop=self.health.stop),
+            Part(name="gRPC port", start=self._start_server, stop=self._stop_server),
+        )
+
+    async def _start_metrics(self) -> None:
+        port = self._metrics.start(self._observability.metrics_host, self._observability.metrics_port)
+        _logger.info("metrics", extra={"port": port})
+
+    async def _stop_metrics(self) -> None:
+        await asyncio.to_thread(self._metrics.stop)
+
+    async def _start_health(self) -> None:
+        port = await self.health.start(self._config.host, self._config.health_port)
+        _logger.info("health", extra={"port": port})
+
+    async def _start_server(self) -> None:
+        assert self._servicer is not None
+        server = build_server(options=ServerOptions(profile=PortProfile.PLAN), interceptors=(StatusInterceptor(),))
+        add_WorkerServiceServicer_to_server(self._servicer, server)
+        self.health.add_to(server)
+        add_reflection(server, (SERVICE_NAME,))
+        self.port = bind_port(server, self._config.host, self._config.port)
+        await server.start()
+        self._server = server
+        _logger.info("listening", extra={"port": self.port})
+
+    async def _stop_server(self) -> None:
+        if self._server is not None:
+            await self._server.stop(_CALLS_END_S)
