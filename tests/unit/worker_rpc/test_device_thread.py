@@ -1,0 +1,105 @@
+"""One thread, in order; every outcome reaches the loop; counters move when work has ended."""
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+from protos.wire.enums import RowFailure
+from protos.wire.errors import DeviceFault, InternalFault
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_worker import FakeWorker
+from tests.support.plans import decode, extend, make_info, make_plan
+from worker_svc.protocol.messages import Fence, IntakeTimes
+from worker_svc.rpc.device_thread import DeviceThread
+from worker_svc.rpc.device_work import DeviceWork
+
+
+@pytest.fixture
+async def device():
+    thread = DeviceThread()
+    yield thread
+    await thread.stop()
+
+
+async def test_work_runs_in_order_on_one_thread(device):
+    order = []
+    names = await asyncio.gather(
+        *(
+            device.submit(lambda number=number: order.append(number) or threading.current_thread().name)
+            for number in (1, 2, 3)
+        )
+    )
+    assert (order, set(names)) == ([1, 2, 3], {"device"})
+
+
+async def test_errors_reach_who_waits_and_the_thread_goes_on(device, caplog):
+    def fault():
+        raise DeviceFault("broke")
+
+    def bug():
+        raise KeyError("bug")
+
+    with pytest.raises(DeviceFault):
+        await device.submit(fault)
+    with pytest.raises(InternalFault) as caught:
+        await device.submit(bug)
+    assert caught.value.error_id in str(caplog.records[-1].__dict__)
+    assert await device.submit(lambda: 5) == 5
+
+
+async def test_who_stops_waiting_hurts_nobody(device):
+    gate = threading.Event()
+    waiting = device.submit(lambda: gate.wait(5))
+    waiting.cancel()
+    gate.set()
+    assert await device.submit(lambda: 5) == 5
+
+
+async def test_stop_finishes_what_was_submitted():
+    device = DeviceThread()
+    done = device.submit(lambda: "ran")
+    await device.stop()
+    assert done.result() == "ran"
+
+
+def work_with(executor):
+    ticks = itertools.count(1000, 100)
+    return DeviceWork(executor, lambda: next(ticks))
+
+
+def test_progress_moves_with_the_work():
+    work = work_with(FakeExecutor(make_info()))
+    work.reset(Fence(7, 3))
+    assert (work.progress.fence, work.progress.device_counter) == (Fence(7, 3), 1)
+    result = work.execute(make_plan([extend(0, 5)]), IntakeTimes(receive_ns=1, parse_ns=2, parsed_at_ns=1250))
+    timings = result.timings
+    assert (timings.receive_ns, timings.parse_ns, timings.wait_ns) == (1, 2, 50)
+    progress = work.progress
+    assert (progress.last_started_seq, progress.last_finished_seq, progress.device_counter) == (1, 1, 2)
+    assert (progress.busy_ns, progress.idle_ns, progress.is_busy) == (200, 200, False)
+    work.reset(Fence(8, 1))
+    assert (work.progress.last_started_seq, work.progress.last_finished_seq) == (0, 0)
+
+
+def test_a_plan_under_way_is_seen_and_a_failed_one_does_not_count():
+    seen = []
+
+    class Failing(FakeExecutor):
+        def execute(self, plan):
+            seen.append(work.progress)
+            raise DeviceFault("broke")
+
+    work = work_with(Failing(make_info()))
+    with pytest.raises(DeviceFault):
+        work.execute(make_plan([extend(0, 5)]), IntakeTimes())
+    assert (seen[0].is_busy, seen[0].last_started_seq, seen[0].last_finished_seq) == (True, 1, 0)
+    assert (work.progress.device_counter, work.progress.last_finished_seq) == (0, 0)
+
+
+def test_failed_rows_are_counted_by_kind():
+    failures = [RowFailure.NAN, RowFailure.CANARY, None, RowFailure.NAN]
+    work = work_with(FakeWorker(make_info(), fail_row=lambda plan, row: failures[row]))
+    work.execute(make_plan([decode(20) for _ in failures]), IntakeTimes())
+    assert (work.progress.nan_rows, work.progress.canary_hits) == (2, 1)

@@ -1,0 +1,77 @@
+"""Every setting of the worker can be set, and what contradicts itself is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from protos.service.config import ConfigError, load_config
+from worker_svc.config import WorkerConfig
+
+OTHERS = {
+    "host": "0.0.0.0",
+    "port": "1234",
+    "health_port": "1235",
+    "load_timeout_s": "3.5",
+    "drain_timeout_s": "4.5",
+    "model": "gemma3-270m",
+    "model_cache": "/models",
+    "device": "cpu",
+    "numerics": "reproducible",
+    "dtype": "bfloat16",
+    "kv_bytes": "1000000",
+    "num_pages": "99",
+    "page_size": "32",
+    "max_rows": "8",
+    "max_tokens": "128",
+    "threads": "3",
+    "metrics_host": "0.0.0.0",
+    "metrics_port": "1236",
+    "log_level": "debug",
+    "log_format": "json",
+}
+ONLY_ONE = {"device"}
+"""Has one value in this release."""
+
+
+def load(*arguments):
+    return load_config(WorkerConfig, arguments=arguments, environment={}).value
+
+
+def fields():
+    value = load().model_dump(mode="json")
+    return {name: setting for group in value.values() for name, setting in group.items()}
+
+
+def test_every_setting_is_tried():
+    assert set(fields()) == set(OTHERS)
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_a_flag_changes_its_setting_and_no_other(name):
+    before = fields()
+    loaded = load(f"--{name.replace('_', '-')}", OTHERS[name]).model_dump(mode="json")
+    after = {key: setting for group in loaded.values() for key, setting in group.items()}
+    assert {key for key in after if after[key] != before[key]} == ({name} - ONLY_ONE)
+    assert str(after[name]) == OTHERS[name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--kv-bytes", "1000", "--num-pages", "9"),
+        ("--numerics", "reproducible", "--dtype", "bfloat16"),
+        ("--device", "tpu"),
+        ("--log-level", "loud"),
+        ("--num-pages", "1"),
+        ("--max-tokens", "0"),
+        ("--port", "65536"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments):
+    with pytest.raises(ConfigError):
+        load(*arguments)
+
+
+def test_a_model_is_a_folder_or_a_name_in_the_cache(tmp_path):
+    assert load("--model", "some-name").model.folder == Path("~/.cache/forwardplane/models").expanduser() / "some-name"
+    assert load("--model", str(tmp_path)).model.folder == tmp_path
