@@ -3,6 +3,7 @@
 The summary's figures come from the answer's own chunks and from `GetLoad`; nothing is estimated.
 """
 
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def demo(options: ServeOptions, question: str, console: Console) -> int:
     Raises:
         EngineError: some step failed.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     group = ProcessGroup()
     begin = time.monotonic()
     try:
