@@ -89,7 +89,7 @@ class Supervisor:
             if core.done():
                 code = core.result()
                 _logger.error("the core process ended, ending all", extra={"exit_code": code})
-                return code or ExitCode.FAULT
+                return code if code > 0 else ExitCode.FAULT
             ended = [edge.result() for edge in edges if edge.done()]
             if ended:
                 return ended[0]

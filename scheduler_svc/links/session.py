@@ -29,8 +29,6 @@ from scheduler_svc.metrics import LinkMetrics
 
 # A watch that wakes this much too late was held up by its own process, so it says nothing of the worker.
 _OWN_STALL_S = 0.25
-# Longest sleep of the watch: a plan sent meanwhile may be due earlier than what the watch sleeps for.
-_WATCH_S = 0.5
 
 
 class LinkListener(Protocol):
@@ -197,10 +195,10 @@ class WorkerSession:
             raise DeviceFault("the worker reports that its device failed", field="state")
 
     async def _watch(self) -> None:
+        """Ask for the verdict when it may change. No sleep is longer than the time a report may be late."""
         while True:
-            begun = self._parts.clock()
-            due = min(max(begun, self._liveness.next_check()), begun + _WATCH_S)
-            await asyncio.sleep(due - begun)
+            due = self._liveness.next_check()
+            await asyncio.sleep(max(0.0, due - self._parts.clock()))
             now = self._parts.clock()
             if now - due > _OWN_STALL_S:
                 self._liveness.forgive(now)

@@ -123,7 +123,7 @@ async def test_streams_of_two_edges_run_together_and_the_core_stops_cleanly(tmp_
 async def test_an_edge_that_vanishes_leaves_nothing_behind(tmp_path):
     async with core_and_worker(tmp_path) as (core, server), edge_of(core, 1) as other:
         await other.serving()
-        server.is_stuck = True
+        server.released.clear()
         async with edge_of(core) as edge:
             edge.submit(make_spec(1, prompt=20))
             other.submit(make_spec(1, prompt=20, max_tokens=3))

@@ -35,8 +35,9 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.expected_seq_at_open = 1
         self.answer: Callable[[ForwardPlan], ExecuteReply | EngineError | None] = lambda plan: None
         """What to answer to a plan instead of its result; an error ends the stream."""
-        self.is_stuck = False
-        """Reports go on; plans are taken and not answered, and the counter stands still."""
+        self.released = asyncio.Event()
+        """Cleared: reports go on, but no plan is executed and the counter stands still."""
+        self.released.set()
         self.reports_stopped = False
         self.state = WorkerState.SERVING
         self._counter = 0
@@ -85,7 +86,9 @@ class FakeWorkerServer(WorkerServiceServicer):
         while (request := await _next_unless(iterator, broken)) is not None:
             if pair != self.highest:
                 raise StaleEpoch("another scheduler", highest_epoch=self.highest[0], highest_term=self.highest[1])
-            reply = self._reply(decode_plan(open_message(request.plan.body, request.plan.crc32)))
+            plan = decode_plan(open_message(request.plan.body, request.plan.crc32))
+            await self.released.wait()
+            reply = self._reply(plan)
             if isinstance(reply, EngineError):
                 raise reply
             if reply is not None:
@@ -101,8 +104,6 @@ class FakeWorkerServer(WorkerServiceServicer):
             await asyncio.sleep(request.interval_ms / 1000)
 
     def _reply(self, plan: ForwardPlan) -> ExecuteReply | EngineError | None:
-        if self.is_stuck:
-            return None
         other = self.answer(plan)
         if other is not None:
             return other

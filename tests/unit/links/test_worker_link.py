@@ -169,7 +169,7 @@ async def test_a_broken_stream_ends_the_term_and_a_higher_one_begins():
 async def test_plans_for_a_lost_worker_go_nowhere():
     async with rig() as r:
         await r.listener.until(WorkerAttached)
-        r.server.is_stuck = True
+        r.server.released.clear()
         r.send()
         await r.server.stop()
         await r.listener.until(WorkerLost)
@@ -252,9 +252,9 @@ async def test_a_worker_whose_reports_stop_is_lost():
 
 
 async def test_a_device_that_stands_still_is_lost_though_it_reports():
-    async with rig(session=replace(SESSION, report_lost_s=LIMIT_S)) as r:
+    async with rig() as r:
         await r.listener.until(WorkerAttached)
-        r.server.is_stuck = True
+        r.server.released.clear()
         r.send()
         await r.listener.until(WorkerLost)
 

@@ -1,0 +1,189 @@
+"""Parent, core and edges as processes, a fake worker in this one: who ends when who is stopped or dies."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from protos.client.generation_client import AsyncGenerationClient
+from protos.client.messages import GenerateOptions, TokenIds
+from protos.service.lifecycle import ExitCode
+from protos.wire.errors import UnavailableError
+from scheduler_svc.core.events import Sampling
+from tests.support.core_harness import make_spec, oracle, small_info
+from tests.support.core_process import ROOT, free_port, write_model_folder
+from tests.support.fake_worker_server import FakeWorkerServer
+from tests.support.tiny_tokenizer import byte_level_tokenizer
+
+LIMIT_S = 30.0
+
+
+class Scheduler:
+    def __init__(self, process, *, port):
+        self.process = process
+        self.port = port
+        self.target = f"127.0.0.1:{port}"
+
+    def child(self, role):
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            arguments = process.cmdline()
+            if "--role" in arguments and arguments[arguments.index("--role") + 1] == role:
+                return process
+        return None
+
+    def family(self):
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    async def ended(self):
+        async with asyncio.timeout(LIMIT_S):
+            return await self.process.wait()
+
+    async def _listens(self):
+        """A refused connection makes a gRPC channel wait longer and longer, so this asks first."""
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except ConnectionError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+    async def answer(self, spec):
+        """Its tokens, as soon as the service answers."""
+        options = GenerateOptions(max_tokens=spec.max_tokens, temperature=0.0, ignore_eos=True)
+        prompt = TokenIds(tuple(spec.prompt_ids.tolist()))
+        async with asyncio.timeout(LIMIT_S), AsyncGenerationClient(self.target) as client:
+            while True:
+                await self._listens()
+                try:
+                    (generation,) = await client.generate([prompt], options)
+                except UnavailableError:
+                    await asyncio.sleep(0.05)
+                else:
+                    return list(generation.token_ids)
+
+
+@asynccontextmanager
+async def scheduler(tmp_path, *, flags=(), port=None):
+    tokenizer = byte_level_tokenizer().to_str().encode()
+    info = small_info(num_pages=257, logits_width=byte_level_tokenizer().get_vocab_size())
+    fingerprints = replace(info.fingerprints, tokenizer=hashlib.sha256(tokenizer).hexdigest())
+    server = FakeWorkerServer(replace(info, fingerprints=fingerprints))
+    address = await server.start()
+    model = write_model_folder(tmp_path / "model", server.info)
+    (model / "tokenizer.json").write_bytes(tokenizer)
+    port = port or free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "scheduler_svc", "--model", str(model), "--workers", address, "--port", str(port)),
+        *("--health-port", "0", "--metrics-port", "0", "--edge-metrics-port", "0", "--socket-dir", str(tmp_path)),
+        *("--drain-timeout-s", "5", "--log-level", "warning", *flags),
+        cwd=ROOT,
+    )
+    left = []
+    try:
+        yield Scheduler(process, port=port), server
+    finally:
+        if process.returncode is None:
+            left = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            await process.wait()
+        await asyncio.to_thread(psutil.wait_procs, left, LIMIT_S)
+        await server.stop()
+
+
+def greedy(stream_id, **changes):
+    return make_spec(stream_id, sampling=Sampling(), **changes)
+
+
+async def gone(processes):
+    """Whether all of them end within the limit."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, LIMIT_S)
+    return not alive
+
+
+async def test_a_stop_lets_streams_finish_and_leaves_nothing(tmp_path):
+    async with scheduler(tmp_path) as (service, server):
+        assert await service.answer(greedy(1)) == oracle(server.info, greedy(1))
+        group = os.getpgid(service.process.pid)
+        assert {os.getpgid(process.pid) for process in service.family()} == {group}
+        spec = greedy(2, prompt=20, max_tokens=600)
+        stream = asyncio.create_task(service.answer(spec))
+        while not server.worker.executed[-1].rows.seq_lens.max() > 40:
+            await asyncio.sleep(0.005)
+        family = service.family()
+        service.process.send_signal(signal.SIGTERM)
+        assert await stream == oracle(server.info, spec)
+        assert await service.ended() == 0
+        assert await gone(family)
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+async def test_a_dead_edge_is_replaced_and_its_requests_are_cancelled(tmp_path):
+    async with scheduler(tmp_path) as (service, server):
+        await service.answer(greedy(1))
+        edge, core = service.child("edge"), service.child("core")
+        server.released.clear()
+        lost = asyncio.create_task(service.answer(greedy(2)))
+        await asyncio.sleep(0.3)
+        edge.kill()
+        await asyncio.sleep(0.1)
+        server.released.set()
+        assert await lost == oracle(server.info, greedy(2)), "asked again of the new edge"
+        assert service.child("edge").pid != edge.pid
+        assert service.child("core").pid == core.pid
+        async with AsyncGenerationClient(service.target) as client:
+            load = await client.load()
+        assert (load.requests_running, load.requests_waiting) == (0, 0)
+
+
+async def test_a_dead_core_ends_everything_non_zero(tmp_path):
+    async with scheduler(tmp_path) as (service, _):
+        await service.answer(greedy(1))
+        family = service.family()
+        service.child("core").kill()
+        assert await service.ended() != 0
+        assert await gone(family)
+
+
+async def test_children_do_not_outlive_a_killed_parent(tmp_path):
+    async with scheduler(tmp_path) as (service, _):
+        await service.answer(greedy(1))
+        family = service.family()
+        assert len(family) >= 2
+        service.process.kill()
+        assert await gone(family)
+
+
+async def test_ctrl_c_in_the_whole_group_is_an_orderly_stop(tmp_path):
+    async with scheduler(tmp_path) as (service, _):
+        await service.answer(greedy(1))
+        family = service.family()
+        for process in (psutil.Process(service.process.pid), service.child("core"), service.child("edge")):
+            process.send_signal(signal.SIGINT)
+        assert await service.ended() == 0
+        assert await gone(family)
+
+
+async def test_two_edges_share_a_port(tmp_path):
+    async with scheduler(tmp_path, flags=("--edges", "2")) as (service, server):
+        answers = [await service.answer(greedy(index)) for index in range(1, 9)]
+        assert answers == [oracle(server.info, greedy(index)) for index in range(1, 9)]
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+@pytest.mark.parametrize("edges", ["1", "2"])
+async def test_a_port_in_use_ends_everything_with_its_own_code(tmp_path, edges):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        async with scheduler(tmp_path, flags=("--edges", edges), port=holder.getsockname()[1]) as (service, _):
+            assert await service.ended() == ExitCode.CANNOT_LISTEN
