@@ -97,6 +97,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """As it is; no template is applied."""
     model: _builtins.str
     """Absent: whatever this server serves. Present: must be its name."""
     client_tag: _builtins.str
@@ -106,7 +107,9 @@ class GenerateRequest(_message.Message):
     keep_special_tokens: _builtins.bool
     """Text of ids that the tokenizer marks as special. Absent: left out."""
     @_builtins.property
-    def chat(self) -> Global___ChatPrompt: ...
+    def chat(self) -> Global___ChatPrompt:
+        """Through the model's own template. FAILED_PRECONDITION for a model without one."""
+
     @_builtins.property
     def tokens(self) -> Global___TokenPrompt: ...
     @_builtins.property
@@ -169,9 +172,13 @@ class GenerateChunk(_message.Message):
     client_tag: _builtins.str
     sample_index: _builtins.int
     first_pos: _builtins.int
-    """Position, within the output, of the first id of this chunk."""
+    """Position, within the output, of the first id of this chunk. Chunks are gapless: what a caller holds is
+    decode(ids). An id is held back until its text is whole UTF-8 and cannot become part of a stop string.
+    """
     text: _builtins.str
-    """Text released with these ids, and its offset in the whole text, in UTF-8 bytes."""
+    """Text released with these ids, and its offset in the whole text, in UTF-8 bytes. The end-of-sequence id has no
+    text; a stop string is cut off, though its ids count.
+    """
     text_offset: _builtins.int
     seed: _builtins.int
     @_builtins.property

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -82,28 +83,34 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk.
+    """
 
     def Generate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+        cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateOnce(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All prompts or an error: if one is refused, none is started; if one fails, the others are cancelled.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """End a running request of the same caller. NOT_FOUND when there is none (any more).
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The ids that Generate would get from the same input.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -115,13 +122,15 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Not offered yet: UNIMPLEMENTED.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Answers without a worker too; what only workers know is empty then.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -133,7 +142,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Not offered yet: UNIMPLEMENTED.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -195,7 +205,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Missing associated documentation comment in .proto file."""
+    """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk.
+    """
 
     @staticmethod
     def Generate(request,

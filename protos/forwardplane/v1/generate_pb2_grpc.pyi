@@ -27,61 +27,91 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
+    """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateChunk]
+    """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+    cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
+    """
     GenerateOnce: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GenerateOnceRequest, _generate_pb2.GenerateOnceReply]
+    """All prompts or an error: if one is refused, none is started; if one fails, the others are cancelled."""
     Abort: _grpc.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortReply]
+    """End a running request of the same caller. NOT_FOUND when there is none (any more)."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generate_pb2.TokenizeRequest, _generate_pb2.TokenizeReply]
+    """The ids that Generate would get from the same input."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generate_pb2.DetokenizeRequest, _generate_pb2.DetokenizeReply]
     Embed: _grpc.UnaryUnaryMultiCallable[_generate_pb2.EmbedRequest, _generate_pb2.EmbedReply]
+    """Not offered yet: UNIMPLEMENTED."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetModelRequest, _generate_pb2.GetModelReply]
+    """Answers without a worker too; what only workers know is empty then."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetLoadRequest, _generate_pb2.GetLoadReply]
     FlushCache: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FlushCacheRequest, _generate_pb2.FlushCacheReply]
+    """Not offered yet: UNIMPLEMENTED."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
+    """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateChunk]  # type: ignore[assignment]
+    """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+    cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
+    """
     GenerateOnce: _aio.UnaryUnaryMultiCallable[_generate_pb2.GenerateOnceRequest, _generate_pb2.GenerateOnceReply]  # type: ignore[assignment]
+    """All prompts or an error: if one is refused, none is started; if one fails, the others are cancelled."""
     Abort: _aio.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortReply]  # type: ignore[assignment]
+    """End a running request of the same caller. NOT_FOUND when there is none (any more)."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_generate_pb2.TokenizeRequest, _generate_pb2.TokenizeReply]  # type: ignore[assignment]
+    """The ids that Generate would get from the same input."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_generate_pb2.DetokenizeRequest, _generate_pb2.DetokenizeReply]  # type: ignore[assignment]
     Embed: _aio.UnaryUnaryMultiCallable[_generate_pb2.EmbedRequest, _generate_pb2.EmbedReply]  # type: ignore[assignment]
+    """Not offered yet: UNIMPLEMENTED."""
     GetModel: _aio.UnaryUnaryMultiCallable[_generate_pb2.GetModelRequest, _generate_pb2.GetModelReply]  # type: ignore[assignment]
+    """Answers without a worker too; what only workers know is empty then."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_generate_pb2.GetLoadRequest, _generate_pb2.GetLoadReply]  # type: ignore[assignment]
     FlushCache: _aio.UnaryUnaryMultiCallable[_generate_pb2.FlushCacheRequest, _generate_pb2.FlushCacheReply]  # type: ignore[assignment]
+    """Not offered yet: UNIMPLEMENTED."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk."""
+
     @_abc_1.abstractmethod
     def Generate(
         self,
         request: _generate_pb2.GenerateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateChunk], _abc.AsyncIterator[_generate_pb2.GenerateChunk]]: ...
+    ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateChunk], _abc.AsyncIterator[_generate_pb2.GenerateChunk]]:
+        """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+        cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
+        """
 
     @_abc_1.abstractmethod
     def GenerateOnce(
         self,
         request: _generate_pb2.GenerateOnceRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.GenerateOnceReply, _abc.Awaitable[_generate_pb2.GenerateOnceReply]]: ...
+    ) -> _typing.Union[_generate_pb2.GenerateOnceReply, _abc.Awaitable[_generate_pb2.GenerateOnceReply]]:
+        """All prompts or an error: if one is refused, none is started; if one fails, the others are cancelled."""
 
     @_abc_1.abstractmethod
     def Abort(
         self,
         request: _generate_pb2.AbortRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.AbortReply, _abc.Awaitable[_generate_pb2.AbortReply]]: ...
+    ) -> _typing.Union[_generate_pb2.AbortReply, _abc.Awaitable[_generate_pb2.AbortReply]]:
+        """End a running request of the same caller. NOT_FOUND when there is none (any more)."""
 
     @_abc_1.abstractmethod
     def Tokenize(
         self,
         request: _generate_pb2.TokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.TokenizeReply, _abc.Awaitable[_generate_pb2.TokenizeReply]]: ...
+    ) -> _typing.Union[_generate_pb2.TokenizeReply, _abc.Awaitable[_generate_pb2.TokenizeReply]]:
+        """The ids that Generate would get from the same input."""
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -95,14 +125,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _generate_pb2.EmbedRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.EmbedReply, _abc.Awaitable[_generate_pb2.EmbedReply]]: ...
+    ) -> _typing.Union[_generate_pb2.EmbedReply, _abc.Awaitable[_generate_pb2.EmbedReply]]:
+        """Not offered yet: UNIMPLEMENTED."""
 
     @_abc_1.abstractmethod
     def GetModel(
         self,
         request: _generate_pb2.GetModelRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.GetModelReply, _abc.Awaitable[_generate_pb2.GetModelReply]]: ...
+    ) -> _typing.Union[_generate_pb2.GetModelReply, _abc.Awaitable[_generate_pb2.GetModelReply]]:
+        """Answers without a worker too; what only workers know is empty then."""
 
     @_abc_1.abstractmethod
     def GetLoad(
@@ -116,6 +148,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _generate_pb2.FlushCacheRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.FlushCacheReply, _abc.Awaitable[_generate_pb2.FlushCacheReply]]: ...
+    ) -> _typing.Union[_generate_pb2.FlushCacheReply, _abc.Awaitable[_generate_pb2.FlushCacheReply]]:
+        """Not offered yet: UNIMPLEMENTED."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -147,9 +147,15 @@ class StopParameters(_message.Message):
     """Tokens before an end-of-sequence or stop id may be sampled."""
     ignore_eos: _builtins.bool
     @_builtins.property
-    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The one that is complete first ends the output; of several complete at one character, the longest. Not with a
+        prompt of token ids.
+        """
+
     @_builtins.property
-    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ends the output like an end-of-sequence id, but has its text unless the tokenizer marks it as special."""
+
     def __init__(
         self,
         *,
