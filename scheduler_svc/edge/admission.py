@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from protos.forwardplane.v1.bridge_pb2 import SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
-from protos.forwardplane.v1.sampling_pb2 import FinishReason, TokenLogprob
 from protos.wire.errors import DeadlinePassed, Draining, EngineError, InvalidRequest, Loading
 from protos.wire.limits import MAX_PROMPTS_PER_CALL
 from scheduler_svc.edge.caller_identity import CallerIdentity
@@ -18,7 +17,6 @@ from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resolve_request import resolve_request, silent_ids
 from scheduler_svc.edge.validate_request import validate_generate
-from scheduler_svc.text.stream_text import StreamText
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 MAX_HELD_IDS = 4096
@@ -75,19 +73,8 @@ class Admission:
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
-        return self._open_all(checked)
-
-    def _open_all(self, checked: Sequence[Checked]) -> list[CallerStream]:
-        opened: list[CallerStream] = []
-        try:
-            for stream, submit in checked:
-                self._link.open(stream, submit)
-                opened.append(stream)
-        finally:
-            if len(opened) < len(checked):
-                for stream in opened:
-                    self._link.end(stream, FinishReason.FINISH_REASON_ABORT)
-        return opened
+        self._link.open_all(checked)
+        return [stream for stream, _ in checked]
 
     async def _check(
         self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, max_held_ids: int | None
@@ -119,8 +106,8 @@ class Admission:
         decoder = self._tokenizer.decoder(
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, facts)
         )
-        text: StreamText[TokenLogprob] = StreamText(decoder, stop_strings=request.stop.stop_strings)
-        return CallerStream(names, text, max_held_ids=max_held_ids), submit
+        stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
+        return stream, submit
 
     def _check_gate(self) -> None:
         if self._is_draining:

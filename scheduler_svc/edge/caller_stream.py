@@ -6,6 +6,7 @@ first that happens; what waits for a slow reader is bounded.
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogpr
 from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, RequestAborted
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.text.detokenizer import IncrementalDecoder
 from scheduler_svc.text.stream_text import StreamText
 
 
@@ -53,6 +55,18 @@ class CallerStream:
         self._not_before = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        names: StreamNames,
+        decoder: IncrementalDecoder,
+        *,
+        stop_strings: Sequence[str],
+        max_held_ids: int | None,
+    ) -> "CallerStream":
+        """A stream whose text comes from `decoder` and ends at one of `stop_strings`."""
+        return cls(names, StreamText(decoder, stop_strings=stop_strings), max_held_ids=max_held_ids)
 
     @property
     def is_over(self) -> bool:

@@ -7,7 +7,7 @@ core is gone every stream ends.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, StreamUpdate, SubmitStream
@@ -122,6 +122,22 @@ class CoreLink:
         self._connection.submit(submit)
         self._streams[stream.names.stream_id] = stream
         self._stream_of_request[stream.names.request_id] = stream
+
+    def open_all(self, checked: Sequence[tuple[CallerStream, SubmitStream]]) -> None:
+        """Open all of them, or none.
+
+        Raises:
+            EngineError: as `open`.
+        """
+        opened: list[CallerStream] = []
+        try:
+            for stream, submit in checked:
+                self.open(stream, submit)
+                opened.append(stream)
+        finally:
+            if len(opened) < len(checked):
+                for stream in opened:
+                    self.end(stream, FinishReason.FINISH_REASON_ABORT)
 
     def end(self, stream: CallerStream, reason: FinishReason.ValueType) -> None:
         """End it here and in the core. Does nothing to a stream that is over."""

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import signal
 import socket
-import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,40 +17,14 @@ from protos.forwardplane.v1 import generate_pb2 as pb
 from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.forwardplane.v1.sampling_pb2 import StopParameters
 from protos.service.channel import caller_channel
-from protos.service.model_files import encode_card
-from tests.support.edge_harness import CHATML, tiny_card
 from tests.support.fake_core import FakeCore
-from tests.support.tiny_tokenizer import EOS, byte_level_tokenizer, write_tokenizer
-
-
-def model_folder(folder: Path, **card: object) -> Path:
-    """A complete folder; the weights are empty, since no edge opens them."""
-    folder.mkdir()
-    tokenizer = byte_level_tokenizer()
-    written = write_tokenizer(folder, tokenizer)
-    eos_id = tokenizer.token_to_id(EOS)
-    fingerprint = hashlib.sha256(written.read_bytes()).hexdigest()
-    (folder / "model.json").write_bytes(
-        encode_card(tiny_card(eos_id, **{"tokenizer_fingerprint": fingerprint, **card}))
-    )
-    (folder / "model.gguf").touch()
-    (folder / "chat_template.jinja").write_text(CHATML)
-    return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.support.tiny_folder import edge_command, tiny_folder
 
 
 @contextlib.asynccontextmanager
 async def edge_process(folder: Path, model: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = ("-m", "scheduler_svc", "--role", "edge", "--socket-dir", str(folder), "--model", str(model))
-    ports = ("--health-port", "0", "--log-format", "json")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, *ports, *flags, stderr=asyncio.subprocess.PIPE
-    )
+    command = edge_command(folder, model, "--log-format", "json", *flags)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     try:
         yield process
     finally:
@@ -73,10 +45,10 @@ async def log_lines(process: asyncio.subprocess.Process, until: str) -> list[dic
     return lines
 
 
-async def test_serves_idles_and_stops_in_order(tmp_path: Path) -> None:
+async def test_serves_idles_and_stops_in_order(tmp_path: Path, free_port) -> None:
     core = FakeCore(tmp_path / "core.sock", step_s=0.02)
     await core.start()
-    model = model_folder(tmp_path / "model")
+    model = tiny_folder(tmp_path / "model")
     metrics_port = free_port()
     flags = ("--port", "0", "--edge-metrics-port", str(metrics_port))
     async with edge_process(tmp_path, model, *flags) as process:
@@ -114,7 +86,7 @@ async def test_ends_when_the_core_is_gone(tmp_path: Path) -> None:
     core = FakeCore(tmp_path / "core.sock")
     await core.start()
     async with edge_process(
-        tmp_path, model_folder(tmp_path / "model"), "--port", "0", "--edge-metrics-port", "0"
+        tmp_path, tiny_folder(tmp_path / "model"), "--port", "0", "--edge-metrics-port", "0"
     ) as process:
         await log_lines(process, "edge listens")
         core.hang_up()
@@ -133,7 +105,7 @@ async def test_ends_when_the_core_is_gone(tmp_path: Path) -> None:
     ],
 )
 async def test_a_model_that_cannot_be_served_ends_it_with_a_reason(tmp_path: Path, spoil, reason: str) -> None:
-    model = model_folder(tmp_path / "model")
+    model = tiny_folder(tmp_path / "model")
     spoil(model)
     async with edge_process(tmp_path, model, "--port", "0", "--edge-metrics-port", "0") as process:
         _, log = await asyncio.wait_for(process.communicate(), 20)
@@ -148,7 +120,7 @@ async def test_a_port_in_use_says_so(tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        model = model_folder(tmp_path / "model")
+        model = tiny_folder(tmp_path / "model")
         async with edge_process(tmp_path, model, "--port", port, "--edge-metrics-port", "0") as process:
             _, log = await asyncio.wait_for(process.communicate(), 20)
             assert process.returncode == 69

@@ -354,6 +354,36 @@ async def test_a_slow_reader_gets_merged_chunks_and_slows_nobody(tmp_path: Path)
         assert rest[-1].usage.output_tokens == 100
 
 
+async def test_nothing_is_left_of_many_requests_however_they_end(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, step_s=0.002) as edge:
+        descriptors = Path("/proc/self/fd")
+
+        async def leave(request: pb.GenerateRequest) -> None:
+            call = edge.stub.Generate(request)
+            await call.read()
+            call.cancel()
+
+        async def one_of_each() -> None:
+            await asyncio.gather(
+                collect(edge.stub.Generate(text_request(max_tokens=3))),
+                collect(edge.stub.Generate(text_request(stop_strings=["w", "x"]))),
+                leave(text_request()),
+                refused(edge.stub.Generate(text_request(max_tokens=0)).read()),
+                refused(edge.stub.Generate(text_request(), timeout=0.01).read()),
+                edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[text_request(max_tokens=2)] * 2)),
+            )
+
+        await one_of_each()
+        await until(lambda: edge.link.num_streams == 0)
+        tasks, open_before = len(asyncio.all_tasks()), len(list(descriptors.iterdir()))
+        for _ in range(5):
+            await asyncio.gather(*(one_of_each() for _ in range(10)))
+        await until(lambda: edge.link.num_streams == 0 and not edge.core.streams)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+        assert len(list(descriptors.iterdir())) <= open_before
+        assert edge.metric("grpc_open_calls") == 0
+
+
 async def test_health_follows_the_core(tmp_path: Path) -> None:
     async with running_edge(tmp_path) as edge:
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
