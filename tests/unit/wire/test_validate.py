@@ -50,6 +50,19 @@ VALID = {
         plans.make_decode_plan(1, context=2047, info=SMALL),
         SMALL,
     ),
+    "log-probabilities of a whole chunk": (
+        with_value(
+            RICH,
+            "logprobs",
+            replace(
+                RICH.logprobs,
+                prompt_starts=i32(21, 151, 16, 9),
+                target_indptr=u32(0, 0, 0, 16, 16),
+                target_ids=i32(*range(16)),
+            ),
+        ),
+        INFO,
+    ),
     "sources without a reference": (with_value(MIXED, "tokens.sources", np.zeros(27, np.uint8)), SMALL),
     "empty tables": (
         plans.make_decode_plan(
@@ -260,8 +273,17 @@ INVALID = {
     "min p above 1": (with_element(RICH, "sampling.min_ps", 3, 1.5), "sampling.min_ps", 3),
     "NaN min p": (with_element(RICH, "sampling.min_ps", 3, NAN), "sampling.min_ps", 3),
     "seeds too long": (longer(RICH, "sampling.seeds"), "sampling.seeds", None),
-    "drawing without seeds": (with_value(RICH, "sampling.seeds", None), "sampling.seeds", 0),
+    "drawing without seeds": (
+        with_value(with_element(RICH, "sampling.temperatures", 0, 0), "sampling.seeds", None),
+        "sampling.seeds",
+        3,
+    ),
     "bias ids without indptr": (with_value(RICH, "sampling.bias_indptr", None), "sampling.bias_ids", None),
+    "bias values without indptr": (
+        with_value(with_value(RICH, "sampling.bias_indptr", None), "sampling.bias_ids", None),
+        "sampling.bias_values",
+        None,
+    ),
     "bias values absent": (with_value(RICH, "sampling.bias_values", None), "sampling.bias_values", None),
     "bias values too short": (with_value(RICH, "sampling.bias_values", f32(1)), "sampling.bias_values", None),
     "bias indptr falls": (with_value(RICH, "sampling.bias_indptr", u32(0, 2, 1, 2, 3)), "sampling.bias_indptr", 1),
@@ -294,6 +316,15 @@ INVALID = {
     ),
     "mask id beyond the width": (with_masks(Mask(denied_ids=u32(3, 49152))), "masks.masks", None),
     # log-probabilities
+    "wanted flags too long": (longer(RICH, "logprobs.output_wanted"), "logprobs.output_wanted", None),
+    "counts of best too long": (longer(RICH, "logprobs.output_top_counts"), "logprobs.output_top_counts", None),
+    "prompt starts too long": (longer(RICH, "logprobs.prompt_starts"), "logprobs.prompt_starts", None),
+    "counts at inputs too long": (longer(RICH, "logprobs.prompt_top_counts"), "logprobs.prompt_top_counts", None),
+    "target indptr from 1": (
+        with_value(RICH, "logprobs.target_indptr", RICH.logprobs.target_indptr + u32(1)),
+        "logprobs.target_indptr",
+        None,
+    ),
     "wanted flag 2": (with_element(RICH, "logprobs.output_wanted", 3, 2), "logprobs.output_wanted", 3),
     "too many best": (with_element(RICH, "logprobs.output_top_counts", 1, 21), "logprobs.output_top_counts", 1),
     "too many best at inputs": (
