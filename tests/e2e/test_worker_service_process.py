@@ -117,7 +117,7 @@ def scrape(port):
 
 
 async def test_probes_hear_that_a_worker_is_loading_and_sigterm_ends_the_load():
-    async with started("slow=1.5") as worker:
+    async with started("slow=60") as worker:
         await worker.logged("listening")
         assert (await worker.health(), await worker.health("")) == ("NOT_SERVING", "SERVING")
         worker.process.send_signal(signal.SIGTERM)

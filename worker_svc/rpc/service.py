@@ -4,6 +4,7 @@ The port answers from the first moment: until the executor is loaded, health say
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
@@ -20,6 +21,7 @@ from worker_svc.rpc.worker_servicer import WorkerServicer
 from worker_svc.rpc.worker_status import WorkerStatus
 
 _STOP_MARGIN_S = 5.0
+_ABANDONED_LOAD_S = 0.2
 
 
 class WorkerService:
@@ -77,4 +79,10 @@ class WorkerService:
         finally:
             self._status.is_leaving.set()
         if self._device is not None:
-            await self._device.stop()
+            await self._end_thread(self._device)
+
+    async def _end_thread(self, device: DeviceThread) -> None:
+        """An abandoned load is not waited for: it cannot be interrupted, and its thread dies with the process."""
+        limit_s = None if self._worker is not None else _ABANDONED_LOAD_S
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(device.stop(), limit_s)
