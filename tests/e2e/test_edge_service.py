@@ -369,7 +369,7 @@ async def test_nothing_is_left_of_many_requests_however_they_end(tmp_path: Path)
                 collect(edge.stub.Generate(text_request(stop_strings=["w", "x"]))),
                 leave(text_request()),
                 refused(edge.stub.Generate(text_request(max_tokens=0)).read()),
-                refused(edge.stub.Generate(text_request(), timeout=0.01).read()),
+                refused(collect(edge.stub.Generate(text_request(), timeout=0.05))),
                 edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[text_request(max_tokens=2)] * 2)),
             )
 
