@@ -83,9 +83,8 @@ class BridgeServer:
         """Wait until what was sent has left this process, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                for writer in list(self._writers.values()):
-                    while writer.transport.get_write_buffer_size() and not writer.is_closing():
-                        await asyncio.sleep(0.005)
+                while any(_holds_bytes(writer) for writer in self._writers.values()):
+                    await asyncio.sleep(0.005)
         except TimeoutError:
             _logger.warning("edges did not read everything before the core's end")
 
@@ -156,3 +155,7 @@ class BridgeServer:
             self._listener.edge_events(events)
         if message.want_load:
             self._listener.load_wanted(edge)
+
+
+def _holds_bytes(writer: asyncio.StreamWriter) -> bool:
+    return not writer.is_closing() and writer.transport.get_write_buffer_size() > 0

@@ -100,12 +100,11 @@ async def test_streams_of_two_edges_run_together_and_the_core_stops_cleanly(tmp_
             for spec in specs:
                 first.submit(spec)
                 second.submit(spec)
+            expected = {spec.stream.stream_id: oracle(server.info, spec) for spec in specs}
             for edge in (first, second):
                 await edge.until(lambda edge=edge: len(edge.ends) == len(specs))
-                for spec in specs:
-                    stream = spec.stream.stream_id
-                    assert edge.tokens[stream] == oracle(server.info, spec)
-                    assert edge.ends[stream].finish.reason == FINISH_REASON_LENGTH
+                assert edge.tokens == expected
+                assert {update.finish.reason for update in edge.ends.values()} == {FINISH_REASON_LENGTH}
             first.client.ask_load()
             await first.until(lambda: first.loads)
             assert (first.loads[0].requests_running, first.loads[0].workers[0].pages_used) == (0, 0)
