@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.forwardplane.v1 import generate_pb2 as pb
-from protos.forwardplane.v1.bridge_pb2 import StreamError
+from protos.forwardplane.v1.bridge_pb2 import CoreModel, StreamError
 from protos.forwardplane.v1.sampling_pb2 import FinishReason, SamplingParameters, StopParameters
 from protos.service.status import from_rpc_error
 from protos.wire import errors
@@ -352,6 +352,20 @@ async def test_a_slow_reader_gets_merged_chunks_and_slows_nobody(tmp_path: Path)
         assert len(joined(quick)[0]) == 100
         rest = await collect(slow)
         assert rest[-1].usage.output_tokens == 100
+
+
+async def test_a_reader_who_stops_is_ended_and_the_others_do_not_notice(tmp_path: Path) -> None:
+    model = CoreModel(context_tokens=1 << 20, logits_width=300, max_logprobs=20, serving=True)
+    async with running_edge(tmp_path, model=model, ids_per_step=200) as edge:
+        stuck = edge.stub.Generate(pb.GenerateRequest(text="abc", logprobs=0))
+        await stuck.read()
+        others = asyncio.gather(*(collect(edge.stub.Generate(text_request(max_tokens=5000))) for _ in range(3)))
+        await until(lambda: edge.core.cancels, timeout_s=20)
+        assert [len(joined(chunks)[0]) for chunks in await others] == [5000] * 3
+        assert edge.link.num_streams == 0
+        error = await refused(collect(stuck))
+        assert type(error) is errors.CapacityError
+        assert "reads too slowly" in error.message
 
 
 async def test_nothing_is_left_of_many_requests_however_they_end(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def running_edge(
     await core.start()
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
-    card = tiny_card(eos_id)
+    card = tiny_card(eos_id, context_tokens=core.model.context_tokens)
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
     encoder = PromptEncoder(tokenizer, template=chat)
     bridge = BridgeClient(core.path, edge_index=0)
