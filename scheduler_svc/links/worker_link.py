@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 
 from protos.wire.enums import WorkerState
-from protos.wire.errors import EngineError, StaleEpoch
+from protos.wire.errors import EngineError, StaleEpoch, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.worker_state import check_worker
@@ -158,12 +158,17 @@ class WorkerLink:
         return not self._was_attached and self._parts.epoch.overtake(error.highest_epoch)
 
     def _attach_failed(self, error: EngineError) -> None:
-        """Count it; say it once for each reason, so a worker that stays away does not fill the log."""
+        """Count it; say it once for each reason, so a worker that stays away does not fill the log.
+
+        That a worker does not answer yet is how every start looks; that one has gone is news.
+        """
         self._parts.metrics.attach_refused(error.reason)
         if error.reason != self._last_failure:
             self._last_failure = error.reason
+            is_expected = isinstance(error, UnavailableError) and not self._was_attached
             extra = {"worker": self.worker, "reason": error.reason, "field": error.field, "error": error.message}
-            _logger.warning("worker cannot be attached, trying on", extra=extra)
+            level = logging.INFO if is_expected else logging.WARNING
+            _logger.log(level, "worker cannot be attached, trying on", extra=extra)
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._pause_s)
