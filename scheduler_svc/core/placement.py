@@ -30,7 +30,7 @@ class _Desk:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Lower is better: fewest spare pages taken, then fewest requests."""
+        """Lower is better: most spare pages, then fewest requests."""
         return -min(self._spare), len(self.worker.running)
 
     def suits(self, request: Request) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import never_fits, refusal
-from scheduler_svc.core.batch import Batch, PlanInFlight
-from scheduler_svc.core.batching import next_batch
+from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     Event,
     Instruction,
@@ -15,18 +14,14 @@ from scheduler_svc.core.events import (
     RequestSpec,
     RequestSubmitted,
     ResultReceived,
-    SendPlan,
     WorkerAttached,
     WorkerLost,
 )
 from scheduler_svc.core.placement import admit_waiting
-from scheduler_svc.core.plan_builder import build_plan
-from scheduler_svc.core.policy import decay_ratio
-from scheduler_svc.core.request import RequestStatus
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
 from scheduler_svc.core.transitions import accept, fail, finish, refuse, requeue
-from scheduler_svc.core.worker_state import WorkerState, attach
+from scheduler_svc.core.worker_state import attach
 
 
 def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Instruction]:
@@ -108,42 +103,4 @@ def _schedule(state: SchedulerState, out: list[Instruction]) -> None:
     open_workers = list(state.workers.values())
     while open_workers:
         admit_waiting(state)
-        open_workers = [worker for worker in open_workers if _send_next(state, worker, out)]
-
-
-def _send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]) -> bool:
-    if not worker.has_room:
-        return False
-    batch = next_batch(state, worker)
-    if batch is None:
-        return False
-    plan = build_plan(worker, batch, budget_ms=state.settings.plan_budget_ms)
-    out.append(SendPlan(worker.name, plan))
-    rows = plan.rows
-    worker.in_flight.append(PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1))
-    _mark_planned(worker, batch)
-    worker.next_seq += 1
-    _count(state, batch, num_tokens=len(plan.tokens.ids))
-    return True
-
-
-def _mark_planned(worker: WorkerState, batch: Batch) -> None:
-    seq = worker.next_seq
-    for index, row in enumerate(batch.rows()):
-        request = row.request
-        request.planned_len = row.seq_len
-        if row.samples:
-            request.sample_source = (seq, index)
-    for row in batch.extend:
-        if row.samples:
-            row.request.move_to(RequestStatus.RUNNING)
-
-
-def _count(state: SchedulerState, batch: Batch, *, num_tokens: int) -> None:
-    counters = state.counters
-    counters.plans += 1
-    counters.rows += len(batch.decode) + len(batch.extend)
-    counters.decode_tokens += len(batch.decode)
-    counters.prefill_tokens += num_tokens - len(batch.decode)
-    if batch.decode:
-        decay_ratio(state)
+        open_workers = [worker for worker in open_workers if send_next(state, worker, out)]

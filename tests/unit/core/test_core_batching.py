@@ -173,7 +173,7 @@ def test_a_row_retracted_after_it_was_chosen_is_not_in_the_plan():
     specs = [
         make_spec(1, prompt=1, max_tokens=15),
         make_spec(2, prompt=1, max_tokens=15),
-        make_spec(3, prompt=3, max_tokens=13),
+        make_spec(3, prompt=1, max_tokens=15),
     ]
     harness.submit(*specs)
     failing = iter([RowFailure.LIMIT])
@@ -184,6 +184,18 @@ def test_a_row_retracted_after_it_was_chosen_is_not_in_the_plan():
     assert [harness.output(spec.stream.stream_id) for spec in specs] == [
         oracle(harness.infos["w0"], spec) for spec in specs
     ]
+
+
+def test_a_small_request_does_not_overtake_one_that_waits_for_pages():
+    harness = make_harness(budget_tokens=64, num_pages=17)
+    harness.submit(make_spec(1, prompt=30, max_tokens=10))
+    harness.submit(make_spec(2, prompt=40, max_tokens=2), make_spec(3, prompt=1, max_tokens=2))
+    harness.run()
+
+    first_rows = [plan.rows.handles.tolist() for _, plan in harness.plans]
+    begins = {handle: next(i for i, handles in enumerate(first_rows) if handle in handles) for handle in (1, 2, 3)}
+    assert begins[1] < begins[2] <= begins[3]
+    assert begins[2] == 10
 
 
 def test_work_goes_to_the_least_loaded_worker():

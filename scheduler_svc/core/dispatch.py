@@ -1,0 +1,49 @@
+"""One more plan for one worker: choose its rows, build it, send it, and remember what is in flight."""
+
+from scheduler_svc.core.batch import Batch, PlanInFlight
+from scheduler_svc.core.batching import next_batch
+from scheduler_svc.core.events import Instruction, SendPlan
+from scheduler_svc.core.plan_builder import build_plan
+from scheduler_svc.core.policy import decay_ratio
+from scheduler_svc.core.request import RequestStatus
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.worker_state import WorkerState
+
+
+def send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]) -> bool:
+    """Send the worker one plan; False if its window is full or there is nothing to compute."""
+    if not worker.has_room:
+        return False
+    batch = next_batch(state, worker)
+    if batch is None:
+        return False
+    plan = build_plan(worker, batch, budget_ms=state.settings.plan_budget_ms)
+    out.append(SendPlan(worker.name, plan))
+    rows = plan.rows
+    worker.in_flight.append(PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1))
+    _mark_planned(worker, batch)
+    worker.next_seq += 1
+    _count(state, batch, num_tokens=len(plan.tokens.ids))
+    return True
+
+
+def _mark_planned(worker: WorkerState, batch: Batch) -> None:
+    seq = worker.next_seq
+    for index, row in enumerate(batch.rows()):
+        request = row.request
+        request.planned_len = row.seq_len
+        if row.samples:
+            request.sample_source = (seq, index)
+    for row in batch.extend:
+        if row.samples:
+            row.request.move_to(RequestStatus.RUNNING)
+
+
+def _count(state: SchedulerState, batch: Batch, *, num_tokens: int) -> None:
+    counters = state.counters
+    counters.plans += 1
+    counters.rows += len(batch.decode) + len(batch.extend)
+    counters.decode_tokens += len(batch.decode)
+    counters.prefill_tokens += num_tokens - len(batch.decode)
+    if batch.decode:
+        decay_ratio(state)
