@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import torch
+
+from protos.wire.enums import Feature, SubPoolKind
+from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
+from tests.support.plan_driver import PlanDriver, Request
+from tests.support.tiny_llama import Shape, tiny_folder
+from worker_svc.build import ExecutorSettings, build_tp_model_worker
+from worker_svc.numerics import numerics_by_name
+from worker_svc.runners.model_stack import ModelStack, StackSettings
+
+SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def worker(folder):
+    return build_tp_model_worker(folder, ExecutorSettings(**SETTINGS))
+
+
+def stack():
+    device = torch.device("cpu")
+    return ModelStack(
+        StackSettings(
+            numerics=numerics_by_name("reproducible", dtype=torch.float32, device=device),
+            dtype=torch.float32,
+            device=device,
+            page_size=16,
+            max_rows=4,
+            kv_bytes=None,
+            num_pages=8,
+        )
+    )
+
+
+def prompt(seed, length):
+    return np.random.default_rng(seed).integers(0, 250, length).tolist()
+
+
+def test_the_info_is_that_of_the_parts(folder, worker):
+    info = worker.worker_info()
+    shape = Shape()
+    (pool,) = info.sub_pools
+    assert (pool.kind, pool.num_pages, pool.page_size) == (SubPoolKind.FULL, 40, 16)
+    assert pool.bytes_per_page == 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 16 * 4
+    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
+    assert info.limits.context_tokens == shape.context_tokens
+    assert info.logits_width == shape.vocab_size
+    assert info.features == {Feature.OUTPUT_LOGPROBS}
+    assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
+    assert info.fingerprints.weights == folder.card.weights_fingerprint
+    assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint
+    assert info.model_name == folder.card.name
+    assert (info.numerics, info.dtype, info.device) == ("reproducible", "float32", "cpu")
+    assert len(info.incarnation) == 16
+    assert info.buckets == ()
+
+
+def test_every_start_is_another_incarnation(folder, worker):
+    other = build_tp_model_worker(folder, ExecutorSettings(**SETTINGS))
+    assert other.worker_info().incarnation != worker.worker_info().incarnation
+    assert other.worker_info().fingerprints == worker.worker_info().fingerprints
+
+
+def test_tokens_are_the_same_alone_chunked_and_among_mates(worker):
+    def requests():
+        options = {"max_new": 5, "top_logprobs": 3}
+        return [
+            Request(prompt_ids=prompt(seed, 3 + 9 * seed), temperature=0.7 * (seed % 2), seed=seed, **options)
+            for seed in range(8)
+        ]
+
+    together, chunked = requests(), requests()
+    PlanDriver(worker, budget_tokens=120).run(*together)
+    PlanDriver(worker, budget_tokens=16, page_seed=1).run(*chunked)
+    for seed, alone in enumerate(requests()):
+        PlanDriver(worker, page_seed=2 + seed).run(alone)
+        for other in (together[seed], chunked[seed]):
+            assert other.token_ids == alone.token_ids
+            assert (other.logprobs, other.top) == (alone.logprobs, alone.top)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "field"),
+    [
+        ({"dtype": "float16"}, UnsupportedFeature, "dtype"),
+        ({"dtype": "bfloat16"}, UnsupportedFeature, "dtype"),
+        ({"numerics": "exact"}, UnsupportedFeature, "numerics"),
+        ({"num_pages": 1}, InvalidRequest, "num_pages"),
+        ({"num_pages": 10**9}, InvalidRequest, "num_pages"),
+        ({"num_pages": None, "kv_bytes": 10}, InvalidRequest, "kv_bytes"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(folder, change, error, field):
+    with pytest.raises(error) as caught:
+        build_tp_model_worker(folder, ExecutorSettings(**(SETTINGS | change)))
+    assert caught.value.field == field
+
+
+def test_any_other_order_of_construction_raises(folder):
+    steps = ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners")
+    for done in range(len(steps)):
+        for step in steps:
+            built = stack()
+            for name in steps[:done]:
+                _call(built, name, folder)
+            if step == steps[done]:
+                continue
+            with pytest.raises(InternalFault):
+                _call(built, step, folder)
+
+
+def _call(built, name, folder):
+    getattr(built, name)(*((folder,) if name == "load_weights" else ()))
+
+
+def test_the_stack_is_complete_after_the_last_step(folder):
+    built = stack()
+    for name in ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners"):
+        _call(built, name, folder)
+    assert built.attention.pool is built.pool is built.translator.pools[0]
+    with pytest.raises(InternalFault):
+        built.make_runners()
