@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protos.wire.errors import DataFault, StaleEpoch
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanRejection
-from tests.support.worker_plans import INCARNATION, extend_plan, identity, worker_info
+from tests.support.plans import INCARNATION, extend, make_identity, make_info, make_limits, make_plan
 from worker_svc.protocol.messages import (
     AnswerAttach,
     ArrivedPlan,
@@ -28,7 +28,7 @@ from worker_svc.protocol.messages import (
 )
 from worker_svc.protocol.worker_protocol import WorkerProtocol
 
-BASE = extend_plan(identity(1))
+BASE = make_plan([extend(0, 3)])
 OTHER_LIFE = bytes(16)
 FENCES = st.builds(Fence, st.integers(0, 3), st.integers(0, 3))
 
@@ -39,9 +39,10 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 3))
     def start(self, window):
         self.window = window
-        self.protocol = WorkerProtocol(worker_info(window=window, cached_results=window + 2))
+        self.protocol = WorkerProtocol(make_info(limits=make_limits(window=window, cached_results=window + 2)))
         self.highest = Fence(0, 0)
         self.attached = Fence(0, 0)
+        self.accepted = None
         self.out = None
         """What the device was told: a plan, a fence to reset to, or nothing."""
         self.executed = defaultdict(list)
@@ -193,12 +194,14 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
         self.next_id += 1
         self.calls[self.next_id] = asked
         previous = self.highest
+        is_refused = asked.fence <= self.highest and asked != self.accepted
         if asked.fence > self.highest:
+            self.accepted = asked
             self.highest = asked.fence
             self.stream_number = 0
             self.expected = 1
         actions = self.protocol.attach_requested(self.next_id, asked)
-        if asked.fence < previous:
+        if is_refused:
             assert isinstance(actions[0].error, StaleEpoch)
             assert (actions[0].error.highest_epoch, actions[0].error.highest_term) == previous
         self._carry_out(actions)
@@ -219,7 +222,7 @@ class WorkerProtocolMachine(RuleBasedStateMachine):
 
     def _send(self, stream, seq, *, is_rejected=False, fence=None, incarnation=INCARNATION):
         fence = fence or self.attached
-        named = identity(seq, epoch=fence.epoch, term=fence.term, incarnation=incarnation)
+        named = make_identity(seq=seq, epoch=fence.epoch, term=fence.term, incarnation=incarnation)
         rejection = PlanRejection(reason="INVALID_PLAN", field="rows", row=None, message="m")
         content = (
             rejection

@@ -16,14 +16,14 @@ from protos.forwardplane.v1.worker_pb2 import (
     WorkerReport,
 )
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceServicer
-from protos.service.status import Context, fault_border
+from protos.service.status import Context
 from protos.wire.codec import worker_info_to_proto
 from protos.wire.enums import WorkerState
-from protos.wire.errors import DataFault, EngineError, Loading
+from protos.wire.errors import Loading
 from protos.wire.limits import MAX_REQUIRED_FEATURES
-from worker_svc.protocol.messages import AttachCall, StreamOpening
+from worker_svc.protocol.messages import AttachCall
 from worker_svc.rpc.plan_intake import PlanIntake
-from worker_svc.rpc.plan_stream import PlanStream
+from worker_svc.rpc.plan_reader import read_plans
 from worker_svc.rpc.protocol_loop import ProtocolLoop
 from worker_svc.rpc.reports import Reporter, state_message
 from worker_svc.rpc.worker_status import WorkerStatus
@@ -64,7 +64,9 @@ class WorkerServicer(WorkerServiceServicer):
         """The plan stream."""
         loop, intake = self._parts()
         stream = loop.new_stream()
-        reading = asyncio.create_task(_read(request_iterator, stream, loop=loop, intake=intake), name="plan stream")
+        reading = asyncio.create_task(
+            read_plans(request_iterator, stream, loop=loop, intake=intake), name="plan stream"
+        )
         try:
             async for reply in stream.replies():
                 yield reply
@@ -91,33 +93,3 @@ class WorkerServicer(WorkerServiceServicer):
         if self._loaded is None:
             raise Loading("the worker is loading its weights")
         return self._loaded
-
-
-async def _read(
-    requests: AsyncIterator[ExecuteRequest], stream: PlanStream, *, loop: ProtocolLoop, intake: PlanIntake
-) -> None:
-    """Hand over what the caller sends, no faster than it reads its answers."""
-    try:
-        with fault_border("plan stream"):
-            async for request in requests:
-                _hand_over(request, stream, loop=loop, intake=intake)
-                await stream.room()
-    except EngineError as error:
-        loop.receive_unreadable(stream, error)
-    else:
-        loop.requests_ended(stream)
-
-
-def _hand_over(request: ExecuteRequest, stream: PlanStream, *, loop: ProtocolLoop, intake: PlanIntake) -> None:
-    if request.HasField("plan"):
-        loop.receive(stream, intake.read(request.plan))
-        return
-    if not request.HasField("open"):
-        raise DataFault("a message of the plan stream holds neither an opening nor a plan", field="request")
-    opening = StreamOpening(
-        epoch=request.open.epoch,
-        term=request.open.term,
-        incarnation=request.open.incarnation,
-        stream_number=request.open.stream_number,
-    )
-    loop.open_stream(stream, opening)

@@ -14,7 +14,7 @@ from protos.wire.errors import (
     WrongIncarnation,
 )
 from protos.wire.result import ForwardResult, PlanRejection
-from tests.support.worker_plans import extend_plan, identity, worker_info
+from tests.support.plans import INCARNATION, extend, make_identity, make_info, make_limits, make_plan
 from worker_svc.protocol.messages import (
     AnswerAttach,
     ArrivedPlan,
@@ -38,16 +38,25 @@ from worker_svc.protocol.worker_protocol import WorkerProtocol
 STREAM = 100
 
 
+def worker_info(*, window=1, cached_results=3):
+    return make_info(limits=make_limits(window=window, cached_results=cached_results))
+
+
+def identity(seq, *, epoch=1, term=1, incarnation=INCARNATION):
+    return make_identity(seq=seq, epoch=epoch, term=term, incarnation=incarnation)
+
+
 def attach_call(epoch=1, term=1, **changes):
     return AttachCall(**{"epoch": epoch, "term": term, "protocol_min": 1, "protocol_max": 1, **changes})
 
 
-def opening(*, stream_number=1, epoch=1, term=1, incarnation=bytes(range(16))):
+def opening(*, stream_number=1, epoch=1, term=1, incarnation=INCARNATION):
     return StreamOpening(epoch=epoch, term=term, incarnation=incarnation, stream_number=stream_number)
 
 
 def plan(seq, **fence):
-    return ArrivedPlan(*(lambda i: (i, extend_plan(i)))(identity(seq, **fence)))
+    named = identity(seq, **fence)
+    return ArrivedPlan(named, make_plan([extend(0, 3)], identity=named))
 
 
 def rejected(seq):
