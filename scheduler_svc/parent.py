@@ -1,12 +1,13 @@
 """Starts a scheduler's core and edge processes, restarts edges, and stops all in order. Holds no request.
 
 Guards: when the core is gone everything ends non-zero; when this process is gone the kernel tells its children, by a
-pipe. Signal this process, not its group: an edge takes a second signal as an order to end at once.
+pipe. A second signal kills, unless it follows so closely that it is the same order.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from protos.service.config import EX_CONFIG
-from protos.service.lifecycle import ExitCode
+from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
 from scheduler_svc.config import ProcessConfig, Role, SchedulerConfig
@@ -68,13 +69,14 @@ class Supervisor:
         self._core: asyncio.subprocess.Process | None = None
         self._edges: dict[int, asyncio.subprocess.Process] = {}
         self._stop = asyncio.Event()
-        self._num_stops = 0
+        self._stop_asked_at = math.inf
 
     def request_stop(self) -> None:
-        """Begin the orderly stop; asked a second time, kill everything."""
-        self._num_stops += 1
+        """Begin the orderly stop; asked again after `SAME_SIGNAL_S`, kill everything."""
+        now = asyncio.get_running_loop().time()
+        self._stop_asked_at = min(self._stop_asked_at, now)
         self._stop.set()
-        if self._num_stops > 1:
+        if now - self._stop_asked_at > SAME_SIGNAL_S:
             _logger.warning("second signal: killing all children")
             for process in self._living():
                 process.kill()

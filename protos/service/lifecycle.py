@@ -5,6 +5,7 @@ Knows no part. Guards: every part that was started is stopped, each within its t
 
 import asyncio
 import logging
+import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
@@ -49,10 +50,16 @@ class Part:
     stop_limit_s: float = DEFAULT_STEP_LIMIT_S
 
 
+SAME_SIGNAL_S = 0.5
+"""Signals closer than this are one order."""
+
+
 class Lifecycle:
     """One run of one process. Made by `app.py`, used in one event loop, once.
 
-    A first SIGTERM or SIGINT asks for an orderly stop; a second one ends the process at once.
+    A first SIGTERM or SIGINT asks for an orderly stop; another one, later than `SAME_SIGNAL_S`, ends the process at
+    once. One order often arrives more than once: from a parent and to the group, or from the kernel for each thread of
+    a dying parent.
     """
 
     def __init__(self) -> None:
@@ -61,6 +68,7 @@ class Lifecycle:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
         self._code = ExitCode.OK
+        self._signalled_at = -math.inf
 
     def add(self, part: Part) -> None:
         """Start `part` after, and stop it before, those added earlier."""
@@ -95,9 +103,13 @@ class Lifecycle:
         return self._code
 
     def _on_signal(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
         if self._asked.is_set():
+            if now - self._signalled_at <= SAME_SIGNAL_S:
+                return
             logger.warning("second signal: ending at once", extra={"signal": number.name})
             os._exit(128 + number)
+        self._signalled_at = now
         self.request_stop(number.name)
 
     async def _start_all(self) -> bool:

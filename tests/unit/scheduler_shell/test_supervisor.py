@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from protos.service.config import EX_CONFIG
-from protos.service.lifecycle import ExitCode
+from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
 from protos.wire.errors import InvalidRequest, PortInUse
 from scheduler_svc.config import EdgeConfig, ProcessConfig, Role, SchedulerConfig
 from scheduler_svc.parent import Supervisor, run_parent
@@ -137,6 +137,9 @@ async def test_a_second_signal_kills(tmp_path):
     await children.until("edge 0 up")
     await children.until("core 0 up")
     parent.request_stop()
+    parent.request_stop()
+    await asyncio.sleep(SAME_SIGNAL_S + 0.1)
+    assert not running.done()
     parent.request_stop()
     assert await asyncio.wait_for(running, LIMIT_S) != 0
 

@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from protos.service.lifecycle import ExitCode, Lifecycle, Part
+from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode, Lifecycle, Part
 from protos.wire import errors
 
 
@@ -178,6 +179,9 @@ def test_a_second_signal_ends_at_once_with_a_code_that_says_so():
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(SAME_SIGNAL_S + 0.1)
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(10) == 128 + signal.SIGTERM
