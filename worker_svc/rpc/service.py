@@ -72,7 +72,7 @@ class WorkerService:
         raise error
 
     async def _release(self) -> None:
-        await self._status.set(WorkerState.DRAINING)
+        await self._status.drain()
         try:
             if self._worker is not None:
                 await self._worker.release()

@@ -18,7 +18,6 @@ from protos.forwardplane.v1.worker_pb2 import (
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceServicer
 from protos.service.status import Context
 from protos.wire.codec import worker_info_to_proto
-from protos.wire.enums import WorkerState
 from protos.wire.errors import Loading
 from protos.wire.limits import MAX_REQUIRED_FEATURES
 from worker_svc.protocol.messages import AttachCall
@@ -86,7 +85,7 @@ class WorkerServicer(WorkerServiceServicer):
         """Announce departure; plans still run, so that the scheduler can move what is left."""
         loop, _ = self._parts()
         loop.drain(request.reason[:MAX_REASON_CHARS] or "drain requested")
-        await self._status.set(WorkerState.DRAINING)
+        await self._status.drain()
         return DrainReply(state=state_message(self._status.state))
 
     def _parts(self) -> tuple[ProtocolLoop, PlanIntake]:

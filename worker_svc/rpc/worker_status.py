@@ -25,3 +25,7 @@ class WorkerStatus:
             return
         self.state = state
         await self._health.set_serving(SERVICE_NAME, is_serving=state in _READY)
+
+    async def drain(self) -> None:
+        """The worker is about to leave, or was told so."""
+        await self.set(WorkerState.DRAINING)
