@@ -418,12 +418,15 @@ async def test_a_stopping_worker_finishes_the_running_plan_and_ends_its_streams(
         assert states[-1] == 4
 
 
-async def test_a_device_fault_ends_the_stream_and_the_process():
-    async with opened(fault_at_seq=2, fault=DeviceFault("broke")) as (_, _, stream):
+async def test_a_device_fault_ends_the_stream_and_the_process_and_its_cause_is_logged(caplog):
+    fault = DeviceFault("broke")
+    fault.__cause__ = RuntimeError("what the device said")
+    async with opened(fault_at_seq=2, fault=fault) as (_, _, stream):
         assert (await stream.run(plan(1))).rejection is None
         await stream.send(plan(2))
         with pytest.raises(DeviceFault):
             await stream.read()
+    assert "what the device said" in caplog.text
 
 
 async def test_a_bug_below_the_executor_is_a_fault_too(caplog):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from protos.service.status import fault_border
-from protos.wire.errors import EngineError, InvalidPlan, UnsupportedFeature
+from protos.wire.errors import DeviceFault, EngineError, InvalidPlan, UnsupportedFeature
 from protos.wire.result import ForwardResult
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.protocol.messages import (
@@ -198,7 +198,10 @@ class ProtocolLoop:
     def _fail(self, error: BaseException) -> None:
         """The device thread raises the taxonomy only; it is not asked for anything more."""
         assert isinstance(error, EngineError)
-        _logger.error("the device cannot be used", extra={"reason": error.reason, "error": error.message})
+        # A bug's stack is in the log already; what the device said is only in the fault's cause.
+        cause = error.__cause__ if isinstance(error, DeviceFault) else None
+        extra = {"reason": error.reason, "error": error.message}
+        _logger.error("the device cannot be used", extra=extra, exc_info=cause)
         self._parts.observer.device_failed()
         if not self.failure.done():
             self.failure.set_result(error)
