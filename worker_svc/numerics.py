@@ -39,7 +39,7 @@ class Numerics(Protocol):
         ...
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
-        """A linear product over `weight` [outputs, inputs], kept; may lay the weight out anew."""
+        """A linear product over `weight` [outputs, inputs], kept. The bias may have another dtype than the weight."""
         ...
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class PlainProduct:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
-        self._bias = bias
+        self._bias = None if bias is None else bias.to(weight.dtype)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Product`."""
@@ -103,8 +103,8 @@ class FastNumerics:
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         """See `Numerics.gated_silu`."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up).to(gate_up.dtype)
 
 
 def numerics_by_name(name: str, *, dtype: torch.dtype, device: torch.device) -> Numerics:

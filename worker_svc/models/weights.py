@@ -39,7 +39,7 @@ class LoadedParameters:
 def load_parameters(
     path: Path, header: GgufHeader, table: Sequence[ParameterSpec], *, dtype: torch.dtype, device: torch.device
 ) -> LoadedParameters:
-    """Dequantise every parameter of `table` from the file at `path`.
+    """Dequantise every parameter of `table` from the file at `path`. Matrices are of `dtype`, vectors of float32.
 
     Raises:
         InvalidModelFile: a parameter is missing, has another shape, or a type that cannot be dequantised here.
@@ -47,7 +47,10 @@ def load_parameters(
     chosen = {spec.name: _chosen(header, spec) for spec in table if spec.name in header.tensors or not spec.is_optional}
     # Copy-on-write: torch wants writable memory; nothing here writes.
     mapping = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))
-    tensors = {name: _dequantised(mapping, info).to(device, dtype) for name, info in chosen.items()}
+    tensors = {
+        name: _dequantised(mapping, info).to(device, dtype if len(info.shape) > 1 else torch.float32)
+        for name, info in chosen.items()
+    }
     return LoadedParameters(tensors=tensors, extra=tuple(name for name in header.tensors if name not in chosen))
 
 
