@@ -36,6 +36,7 @@ def run_together(driver: ForwardDriver, rows: list[Row], draw_chunk, budget: int
 @settings(max_examples=25)
 @given(data=st.data())
 def test_logits_of_a_row_do_not_depend_on_chunks_or_batch_mates(driver, data):
+    driver.release_all()
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=12))
     budget = data.draw(st.sampled_from([1, 5, 16, 64, 2048]))
     known = [driver.all_logits(random_ids(seed, length), [length]) for seed, length in enumerate(lengths)]
@@ -50,6 +51,7 @@ def test_logits_of_a_row_do_not_depend_on_chunks_or_batch_mates(driver, data):
 
 @pytest.mark.parametrize("size", [2, 3, 5, 12, 17, 33, 64])
 def test_decode_rows_equal_the_row_alone_at_every_batch_size(driver, size):
+    driver.release_all()
     prompts = [random_ids(seed, 3 + seed % 70) for seed in range(size)]
     known = [driver.all_logits(prompt, [len(prompt) - 1, 1])[-1] for prompt in prompts]
     rows = [driver.row(prompt) for prompt in prompts]

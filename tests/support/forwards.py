@@ -119,8 +119,12 @@ class ForwardDriver:
         self.translator = IndexTranslator((self.pool,))
         self.runner = ModelRunner(self.loaded.model)
         self.context = ForwardContext(attention_backend(strategy.attention, self.pool))
-        self._free = (np.random.default_rng(3).permutation(num_pages - 1) + 1).tolist()
+        self.release_all()
         self.poison(0.5)
+
+    def release_all(self) -> None:
+        """Forget every row."""
+        self._free = (np.random.default_rng(3).permutation(self.pool.geometry.num_pages - 1) + 1).tolist()
 
     def poison(self, value: float) -> None:
         """Fill every slot, the sink included."""
