@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protos.service.gguf_header import GgufHeader, TensorInfo
+from protos.service.gguf_header import GgufHeader, TensorEntry
 from protos.wire.errors import InvalidModelFile
 from worker_svc.models.dequantise import DEQUANTISE
 
@@ -66,7 +66,7 @@ def check_fingerprint(path: Path, expected: str) -> None:
         raise InvalidModelFile(f"{path.name}: SHA-256 is {found}, the model card says {expected}", field="weights")
 
 
-def _chosen(header: GgufHeader, spec: ParameterSpec) -> TensorInfo:
+def _chosen(header: GgufHeader, spec: ParameterSpec) -> TensorEntry:
     field = f"tensor {spec.name!r}"
     info = header.tensors.get(spec.name)
     if info is None:
@@ -80,7 +80,7 @@ def _chosen(header: GgufHeader, spec: ParameterSpec) -> TensorInfo:
     return info
 
 
-def _dequantised(mapping: Tensor, info: TensorInfo) -> Tensor:
+def _dequantised(mapping: Tensor, info: TensorEntry) -> Tensor:
     blocks = mapping[info.offset : info.offset + info.num_bytes].view(-1, info.type.block_bytes)
     out = torch.empty((len(blocks), info.type.block_elements), dtype=torch.float32)
     DEQUANTISE[info.type.name](blocks, out)
