@@ -26,6 +26,7 @@ _ERROR = ctypes.POINTER(CError)
 _HANDLE_OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "fp_version": (ctypes.c_char_p, ()),
+    "fp_struct_bytes": (None, (_VOID_P,)),
     "fp_supports": (_INT, (_INT,)),
     "fp_pool_create": (_INT, (_INT, _INT, _HANDLE_OUT, _ERROR)),
     "fp_pool_set_threads": (_INT, (_VOID_P, _INT, _ERROR)),

@@ -1,7 +1,7 @@
 """A whole decoder on the native kernels, in NumPy terms: packed weights, paged KV, one step at a time.
 
-Holds the weights and the KV pages, no request state. A step runs as one call or phase by phase, with equal bits. Guards:
-a row's output does not depend on batch mates, chunking, the number of threads or the instruction set.
+Holds the weights and the KV pages, no request state. A step runs as one call or phase by phase, with equal bits.
+Guards: a row's output does not depend on batch mates, chunking, the number of threads or the instruction set.
 """
 
 import ctypes

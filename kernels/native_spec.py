@@ -29,7 +29,7 @@ _LAYER_ROLES = {
     "attn_q.weight": Role.Q,
     "attn_k.weight": Role.K,
     "attn_v.weight": Role.V,
-    "attn_output.weight": Role.O,
+    "attn_output.weight": Role.ATTN_OUT,
     "attn_q.bias": Role.Q_BIAS,
     "attn_k.bias": Role.K_BIAS,
     "attn_v.bias": Role.V_BIAS,

@@ -40,7 +40,7 @@ class Role(IntEnum):
     Q = 5
     K = 6
     V = 7
-    O = 8  # noqa: E741  the projection's usual name, as in the header
+    ATTN_OUT = 8
     Q_BIAS = 9
     K_BIAS = 10
     V_BIAS = 11

@@ -59,6 +59,11 @@ void check_present(const char* name, const void* pointer) {
 
 const char* fp_version() { return "0.1"; }
 
+void fp_struct_bytes(int64_t* bytes_5) {
+    const size_t sizes[] = {sizeof(fp_layer_spec), sizeof(fp_model_spec), sizeof(fp_pages), sizeof(fp_step), sizeof(fp_attention)};
+    std::copy(std::begin(sizes), std::end(sizes), bytes_5);
+}
+
 int32_t fp_supports(int32_t variant) { return supports(variant); }
 
 int32_t fp_pool_create(int32_t threads, int32_t spin_us, fp_pool** out, fp_error* err) {

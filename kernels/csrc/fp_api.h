@@ -95,6 +95,8 @@ struct fp_step {
 };
 
 FP_API const char* fp_version();
+// Bytes of fp_layer_spec, fp_model_spec, fp_pages, fp_step, fp_attention: a caller in another language compares its own.
+FP_API void fp_struct_bytes(int64_t* bytes_5);
 // 1 if this machine runs `variant`.
 FP_API int32_t fp_supports(int32_t variant);
 
