@@ -92,11 +92,9 @@ class _Keys:
     def integer(self, key: str, limit: int, *, default: int | None = None) -> int:
         value = self.get(key)
         value = default if value is None else value
-        self.require(
-            isinstance(value, int) and not isinstance(value, bool), key, f"is {shown(value)}, must be an integer"
-        )
-        assert isinstance(value, int)
-        self.require(1 <= value <= limit, key, f"is {value}, must be 1 to {limit}")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, f"is {shown(value)}, must be an integer")
+        self.require(key, f"is {value}, must be 1 to {limit}", holds=1 <= value <= limit)
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
