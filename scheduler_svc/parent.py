@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections import deque
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
-from protos.service.server import prove_port_free
+from protos.service.server import bound_socket, prove_port_free
 from protos.wire.errors import InvalidRequest
 from scheduler_svc.config import ProcessConfig, Role, SchedulerConfig
 
@@ -45,8 +44,8 @@ async def run_parent(config: SchedulerConfig, arguments: Sequence[str]) -> int:
     Raises:
         EngineError: the port is in use, or the socket folder cannot be used.
     """
-    with _lifeline() as lifeline, _socket_folder(config.process) as folder, _shared_port(config) as port:
-        common = (*arguments, "--socket-dir", str(folder), "--parent-fd", str(lifeline), "--port", str(port))
+    with _lifeline() as lifeline, _socket_folder(config.process) as folder, _shared_ports(config) as ports:
+        common = (*arguments, "--socket-dir", str(folder), "--parent-fd", str(lifeline), *ports)
 
         def command(role: Role, index: int) -> list[str]:
             flags = ("--role", role.value, "--edge-index", str(index))
@@ -228,19 +227,18 @@ def _socket_folder(config: ProcessConfig) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _shared_port(config: SchedulerConfig) -> Iterator[int]:
-    """The port for the edges: proved free and then held when several will share it; a single edge proves it itself.
+def _shared_ports(config: SchedulerConfig) -> Iterator[list[str]]:
+    """Flags with the edges' common ports, each proved free and then held. A single edge proves its ports itself.
 
     Raises:
-        PortInUse, CannotListen: the port cannot be had.
+        PortInUse, CannotListen: a port cannot be had.
     """
-    if config.process.edges == 1:
-        yield config.edge.port
-        return
-    host, port = config.edge.host, config.edge.port
-    prove_port_free(host, port)
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(place)
-        yield int(holder.getsockname()[1])
+    wanted = {"--port": config.edge.port, "--http-port": config.edge.http_port}
+    flags: list[str] = []
+    with contextlib.ExitStack() as held:
+        for flag, port in wanted.items():
+            if config.process.edges > 1 and port is not None:
+                prove_port_free(config.edge.host, port)
+                holder = held.enter_context(bound_socket(config.edge.host, port, shares_port=True))
+                flags += [flag, str(holder.getsockname()[1])]
+        yield flags
