@@ -29,6 +29,8 @@ class Answered(NamedTuple):
     response: web.StreamResponse
     code: str
     """Name of the gRPC code that the other door would have given."""
+    is_stuck: bool = False
+    """The caller takes nothing more: its connection is to be cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,10 @@ async def answer_streamed(begun: Begun, events: EventStream, *, pacing: WritePac
     except EngineError as error:
         if not events.has_begun:
             raise
-        with suppress(EngineError):
-            await events.send([error_reply(error).body()])
-        return Answered(events.response, error.status)
+        if not events.is_stuck:
+            with suppress(EngineError):
+                await events.send([error_reply(error).body()])
+        return Answered(events.response, error.status, events.is_stuck)
     return Answered(events.response, OK)
 
 

@@ -31,6 +31,8 @@ class EventStream:
         self._request = request
         self._write_limit_s = write_limit_s
         self._one_at_a_time = asyncio.Lock()
+        self.is_stuck = False
+        """The caller did not take what was written in time; nothing more can be."""
         self.response = web.StreamResponse(headers={**_HEADERS, "x-request-id": request_id})
 
     @property
@@ -63,8 +65,7 @@ class EventStream:
                 if data:
                     await self.response.write(data)
         except TimeoutError as error:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            self.is_stuck = True
             message = f"the caller reads too slowly: nothing was taken for {self._write_limit_s} s"
             raise CapacityError(message) from error
         except ConnectionError as error:

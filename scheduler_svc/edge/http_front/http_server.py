@@ -128,9 +128,11 @@ class HttpServer:
             code = "CANCELLED"
             self._calls.call_started()
             try:
-                response, code = await self._answered(route, endpoint, request)
+                response, code, is_stuck = await self._answered(route, endpoint, request)
             finally:
                 self._calls.call_finished(route, code, seconds=time.monotonic() - began)
+            if is_stuck and request.transport is not None:
+                request.transport.abort()
             return response
 
         return handle
