@@ -27,6 +27,8 @@ _logger = logging.getLogger(__name__)
 
 # Starting again cannot help: the settings, a file or a port is wrong.
 _LASTING = frozenset({EX_CONFIG, int(ExitCode.BAD_INPUT), int(ExitCode.CANNOT_LISTEN)})
+# Ends of a child that was told to stop; the second is that of one which had begun nothing yet.
+_ORDERLY = frozenset({int(ExitCode.OK), -int(signal.SIGTERM)})
 _RESTART_WINDOW_S = 60.0
 _FIRST_PAUSE_S = 0.2
 _MARGIN_S = 5.0
@@ -156,7 +158,7 @@ class Supervisor:
             _signal(self._core, signal.SIGTERM)
         done, slow = await asyncio.wait({core}, timeout=_MARGIN_S)
         codes.extend(task.result() for task in done)
-        return ExitCode.OK if not (late or slow or any(codes)) else ExitCode.FAULT
+        return ExitCode.OK if not (late or slow) and _ORDERLY.issuperset(codes) else ExitCode.FAULT
 
     async def _end_all(self) -> None:
         """End what still runs: politely for a short while, then not."""
