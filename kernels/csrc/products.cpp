@@ -38,7 +38,7 @@ float weight_at(const uint8_t* block, int i, int c) {
 }
 
 template <Packing P>
-void check_product(const uint8_t* panel, const Activations& x, int first, int count, float* out, size_t stride,
+void check_product(const uint8_t* panel, const Activations& x, int count, float* out, size_t stride,
                    const ProductScratch& scratch) {
     float* weights = scratch.floats;
     const size_t block_bytes = panel_block_bytes(P);
@@ -46,7 +46,7 @@ void check_product(const uint8_t* panel, const Activations& x, int first, int co
         for (int c = 0; c < kPanel; ++c) weights[i * kPanel + c] = weight_at<P>(panel + i / kBlock * block_bytes, i % kBlock, c);
     }
     for (int row = 0; row < count; ++row) {
-        const float* from = x.f32 + static_cast<size_t>(first + row) * x.k;
+        const float* from = x.f32 + static_cast<size_t>(row) * x.k;
         __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
         for (int i = 0; i < x.k; ++i) {
             const __m256 value = _mm256_set1_ps(from[i]);
