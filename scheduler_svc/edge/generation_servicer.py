@@ -58,8 +58,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         with running([stream], link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as (record,):
             async with aclosing(paced_chunks(stream, record, self._pacing)) as chunks:
                 async for chunk in chunks:
-                    if chunk.request_id:
-                        await context.send_initial_metadata((("request-id", chunk.request_id),))
+                    await _send_headers(context, chunk)
                     yield chunk
 
     @override
@@ -134,6 +133,12 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     ) -> generate_pb2.FlushCacheReply:
         """Refused."""
         raise NotOffered("FlushCache is not offered by this release")
+
+
+async def _send_headers(context: Context, chunk: generate_pb2.GenerateChunk) -> None:
+    """Before the first chunk only."""
+    if chunk.request_id:
+        await context.send_initial_metadata((("request-id", chunk.request_id),))
 
 
 def _time_left_s(context: Context) -> float:
