@@ -183,6 +183,7 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
         "logprobs": Number(0, _logprobs),
         "keep_special_tokens": Anything(),
+        "echo": Anything(),
     }
 )
 TOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType({"text": _PROMPT_TEXT, **_CHAT})
