@@ -194,7 +194,9 @@ class CompletionRequest(CallFields, SamplingFields, StopFields):
 
     neutral: ClassVar[Neutral] = _COMPLETION_NEUTRAL
 
-    prompt: Annotated[list[Prompt], Field(fail_fast=True, max_length=MAX_PROMPTS_PER_CALL), BeforeValidator(_prompts)]
+    prompt: Annotated[
+        list[Prompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS_PER_CALL), BeforeValidator(_prompts)
+    ]
     logprobs: Count | None = None
     echo: bool | None = None
 

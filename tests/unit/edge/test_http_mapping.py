@@ -137,6 +137,11 @@ def test_hostile_sizes_are_refused_quickly() -> None:
             parse_request(body(**fields), CompletionRequest)
 
 
+def test_a_completion_of_no_prompts_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        asked_of_completion(body(prompt=[]))
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
