@@ -6,8 +6,9 @@ from protos.wire.enums import Feature, SubPoolKind
 from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
-from worker_svc.build import ExecutorSettings, build_tp_model_worker
+from worker_svc.build import build_tp_model_worker
 from worker_svc.numerics import numerics_by_name
+from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.model_stack import ModelStack, StackSettings
 
 SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
