@@ -105,11 +105,11 @@ class SamplingParameters(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only these ids may be sampled; none: all. At most 16384."""
+        """Only these ids may be sampled; none: all. At most 4096."""
 
     @_builtins.property
     def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """These ids may not be sampled. At most 16384."""
+        """These ids may not be sampled. At most 4096."""
 
     def __init__(
         self,
