@@ -5,24 +5,24 @@ its streams end with it.
 """
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeAlias
 
 import grpc
 from typing_extensions import override
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
-from protos.wire.errors import EngineError, InternalFault, MessageTooLarge, NotOffered
+from protos.wire.errors import EngineError, MessageTooLarge, NotOffered
 from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.caller_identity import ANONYMOUS
-from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.interleaved import interleaved
 from scheduler_svc.edge.metrics import EdgeMetrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.running import running
+from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
 from scheduler_svc.edge.write_pacing import WritePacing
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -55,20 +55,13 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         arrived = _now()
         deadline = arrived + _time_left_s(context)
         with self._counting_rejections():
-            stream = await self._admission.open_stream(request, ANONYMOUS, deadline=deadline)
-        with running([stream], link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as (record,):
-            chunk = await stream.next_chunk()
-            if chunk is not None:
-                await context.send_initial_metadata((("request-id", stream.names.request_id),))
-            while chunk is not None:
-                num_ids = len(chunk.token_ids)
-                yield chunk
-                now = _now()
-                record.wrote(num_ids, now)
-                stream.pace(now + self._pacing.pause_s())
-                chunk = await stream.next_chunk()
-            if stream.error is not None:
-                raise stream.error
+            streams = await self._admission.open_samples(request, ANONYMOUS, deadline=deadline)
+        with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as records:
+            pairs = zip(streams, records, strict=True)
+            sources = [paced_chunks(stream, record, self._pacing) for stream, record in pairs]
+            async with aclosing(interleaved(sources) if len(sources) > 1 else sources[0]) as chunks:
+                async for chunk in _after_headers(chunks, context):
+                    yield chunk
 
     @override
     async def GenerateOnce(
@@ -80,7 +73,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         with self._counting_rejections():
             streams = await self._admission.open_streams(request.requests, ANONYMOUS, deadline=deadline)
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
-            generations = await asyncio.gather(*(_whole(stream) for stream in streams))
+            generations = await asyncio.gather(*(whole_generation(stream) for stream in streams))
         reply = generate_pb2.GenerateOnceReply(generations=generations)
         size = reply.ByteSize()
         if size > MAX_CALLER_MESSAGE_BYTES:
@@ -152,24 +145,15 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
             raise
 
 
-async def _whole(stream: CallerStream) -> generate_pb2.Generation:
-    """Everything that a stream gave, once it has finished well."""
-    stream.pace(math.inf)
-    chunk = await stream.next_chunk()
-    if stream.error is not None:
-        raise stream.error
-    if chunk is None:
-        raise InternalFault("a stream ended without its last chunk")
-    return generate_pb2.Generation(
-        request_id=stream.names.request_id,
-        client_tag=stream.names.client_tag,
-        token_ids=chunk.token_ids,
-        text=chunk.text,
-        logprobs=chunk.logprobs,
-        finish=chunk.finish,
-        usage=chunk.usage,
-        seed=chunk.seed,
-    )
+async def _after_headers(
+    chunks: AsyncIterator[generate_pb2.GenerateChunk], context: Context
+) -> AsyncIterator[generate_pb2.GenerateChunk]:
+    async for first in chunks:
+        await context.send_initial_metadata((("request-id", first.request_id),))
+        yield first
+        break
+    async for chunk in chunks:
+        yield chunk
 
 
 def _time_left_s(context: Context) -> float:

@@ -14,7 +14,7 @@ from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.links.statistics import LinkCounts
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.metrics import PREFIX, create_metrics
-from tests.support.core_harness import make_spec, oracle, small_info
+from tests.support.core_harness import make_spec, mask_answer, oracle, small_info
 from tests.support.fake_worker import FakeWorker
 
 LIMIT_S = 5.0
@@ -65,6 +65,20 @@ class Edges:
         return answer
 
 
+class Masks:
+    """Answers each question at the next turn of the event loop."""
+
+    def __init__(self):
+        self.listener = None
+        self.forgotten = []
+
+    def ask(self, wanted):
+        asyncio.get_running_loop().call_soon(self.listener.masks_ready, [mask_answer(wanted)])
+
+    def forget(self, stream):
+        self.forgotten.append(stream)
+
+
 class Rig:
     def __init__(self, info, clock=time.monotonic):
         self.registry = CollectorRegistry()
@@ -73,7 +87,9 @@ class Rig:
         self.edges = Edges()
         self.loop = CoreLoop(CoreSettings(max_waiting_requests=2), metrics=self.metrics, clock=clock)
         self.link.listener = self.loop
-        self.loop.connect(links={"w0": self.link}, edges=self.edges)
+        self.masks = Masks()
+        self.masks.listener = self.loop
+        self.loop.connect(links={"w0": self.link}, edges=self.edges, masks=self.masks)
         self.running = None
 
     def attach(self):
