@@ -15,7 +15,7 @@ import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -203,12 +203,23 @@ def main() -> None:
 
 def _library_grammar(source: GrammarSource) -> str:
     if source.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(source.text)
+        return LLMatcher.grammar_from_json_schema(json.dumps(_schema(source.text)))
     if source.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(source.text)
     if source.kind is GrammarKind.EBNF:
         return LLMatcher.grammar_from_lark(source.text)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(source.text))))
+
+
+def _schema(text: str) -> dict[str, Any]:
+    """What the text holds. The library would take text that only becomes JSON inside its own."""
+    try:
+        schema = json.loads(text)
+    except RecursionError as error:
+        raise GrammarRefused("it is nested too deeply") from error
+    if not isinstance(schema, dict):
+        raise GrammarRefused("it is not a JSON object")
+    return schema
 
 
 def _read(source: BinaryIO) -> bytes | None:
