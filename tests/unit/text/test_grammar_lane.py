@@ -17,9 +17,9 @@ from scheduler_svc.text.grammar_lane import GrammarLane, MaskQuestion
 from scheduler_svc.text.grammar_messages import Greeting, decode_replies
 from scheduler_svc.text.grammar_pool import GrammarPool
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
+from tests.support.grammar_asker import LIMIT_S, Asker, running
 from tests.support.tiny_tokenizer import EOS, byte_level_tokenizer, write_tokenizer
 
-LIMIT_S = 60.0
 REGEX = GrammarSource(GrammarKind.REGEX, "[ab]{6}")
 LETHAL = GrammarSource(
     GrammarKind.EBNF,
@@ -40,40 +40,6 @@ def greeting_of(folder, **changes):
         "cache_bytes": 1 << 20,
     }
     return Greeting(**(values | changes))
-
-
-class Asker:
-    """Asks a lane or a pool and awaits the answers."""
-
-    def __init__(self):
-        self.answers = {}
-        self.came = asyncio.Event()
-        self.target = None
-
-    def answered(self, answer):
-        self.answers[answer.row, answer.position] = answer.answer
-        self.came.set()
-
-    async def ask(self, *questions):
-        for row, source, ids in questions:
-            self.target.ask(MaskQuestion(row, source, tuple(ids)))
-        keys = [(row, len(ids)) for row, _, ids in questions]
-        async with asyncio.timeout(LIMIT_S):
-            while not all(key in self.answers for key in keys):
-                self.came.clear()
-                await self.came.wait()
-        return [self.answers.pop(key) for key in keys]
-
-
-@contextlib.asynccontextmanager
-async def running(target, asker):
-    asker.target = target
-    task = asyncio.create_task(target.run())
-    try:
-        yield target
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @contextlib.asynccontextmanager
