@@ -34,6 +34,14 @@ def grammar_processes(server):
     return [process for process in server.processes() if "scheduler_svc.text.grammar_process" in process.cmdline()]
 
 
+def kill_new(processes, killed):
+    """Kill those not killed before, of two lives at most; their process ids."""
+    found = [process for process in processes if process.pid not in killed and len(killed) < 2]
+    for process in found:
+        process.kill()
+    return {process.pid for process in found}
+
+
 async def one(client, options, prompt=PERSON):
     (generation,) = await client.generate([prompt], options)
     return generation
@@ -64,10 +72,7 @@ async def test_a_grammar_row_is_the_same_whatever_happens_to_its_process(server)
         ids, killed = [], set()
         async for chunk in stream:
             ids += chunk.token_ids
-            for process in grammar_processes(server):
-                if len(killed) < 2 and process.pid not in killed:
-                    killed.add(process.pid)
-                    process.kill()
+            killed |= kill_new(grammar_processes(server), killed)
         among = await asyncio.gather(
             one(client, AS_JSON),
             *(one(client, GenerateOptions(max_tokens=9 + mate, seed=mate, n=1)) for mate in range(4)),

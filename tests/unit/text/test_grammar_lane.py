@@ -49,6 +49,12 @@ async def running_lane(folder, **changes):
         yield lane, asker
 
 
+async def gone(lane):
+    async with asyncio.timeout(LIMIT_S):
+        while lane.pid is not None:
+            await asyncio.sleep(0.001)
+
+
 def allowed(bits):
     return set(np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist())
 
@@ -112,9 +118,7 @@ async def test_a_process_that_is_full_is_replaced_and_nobody_notices(tmp_path, m
         for count in range(3):
             (answer,) = await asker.ask(((0, 1), REGEX, [A] * count))
             assert {A, B} <= allowed(answer)
-            async with asyncio.timeout(LIMIT_S):
-                while lane.pid is not None:
-                    await asyncio.sleep(0.001)
+            await gone(lane)
 
 
 async def test_ended_rows_are_forgotten_even_while_they_are_asked_for(tmp_path):
