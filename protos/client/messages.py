@@ -87,6 +87,8 @@ class GenerateOptions(SamplingOptions, StopOptions, GrammarOptions):
     logprobs: int | None = None
     """Log-probabilities of output tokens with this many best alternatives."""
     keep_special_tokens: bool = False
+    echo: bool = False
+    """Give the prompt's text back, as `prompt_text`."""
     model: str | None = None
     client_tag: str = ""
 
@@ -132,6 +134,8 @@ class Chunk:
     usage: Usage | None
     seed: int | None
     sample_index: int = 0
+    prompt_text: str | None = None
+    """First chunk only, when asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +150,8 @@ class Generation:
     usage: Usage
     seed: int
     sample_index: int = 0
+    prompt_text: str | None = None
+    """When asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +214,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.G
         client_tag=options.client_tag,
         logprobs=options.logprobs,
         keep_special_tokens=True if options.keep_special_tokens else None,
+        echo=True if options.echo else None,
         **_grammar(options),
     )
     if isinstance(prompt, str):
@@ -276,6 +283,7 @@ def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
         usage=_usage(message.usage) if message.HasField("usage") else None,
         seed=message.seed if message.HasField("seed") else None,
         sample_index=message.sample_index,
+        prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
     )
 
 
@@ -290,6 +298,7 @@ def generation_from(message: generate_pb2.Generation) -> Generation:
         usage=_usage(message.usage),
         seed=message.seed,
         sample_index=message.sample_index,
+        prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
     )
 
 

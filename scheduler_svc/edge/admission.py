@@ -6,6 +6,7 @@ Knows nothing of gRPC. Guards: whatever is refused was refused before anything w
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from protos.forwardplane.v1.bridge_pb2 import SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
@@ -15,7 +16,7 @@ from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
-from scheduler_svc.edge.resolve_request import ID_BYTES, num_samples, resolve_request, silent_ids
+from scheduler_svc.edge.resolve_request import num_samples, resolve_request, silent_ids
 from scheduler_svc.edge.validate_request import validate_generate
 from scheduler_svc.text.tokenizer import TextTokenizer
 
@@ -56,9 +57,20 @@ class Admission:
         return [stream for stream, _ in checked]
 
     async def open_streams(
-        self, requests: Sequence[GenerateRequest], caller: CallerIdentity, *, deadline: float
+        self,
+        requests: Sequence[GenerateRequest],
+        caller: CallerIdentity,
+        *,
+        deadline: float,
+        max_held_ids: int | None = None,
     ) -> list[CallerStream]:
         """Running streams for all samples of all `requests`, or for none.
+
+        Args:
+            requests: as they came.
+            caller: whose they are.
+            deadline: on the event loop's clock.
+            max_held_ids: most ids of one stream that may wait for the reader; None: as many as there are.
 
         Raises:
             EngineError: one was refused; its field begins with the request's place.
@@ -71,7 +83,7 @@ class Admission:
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
-                checked += await self._check(request, caller, deadline=deadline, max_held_ids=None)
+                checked += await self._check(request, caller, deadline=deadline, max_held_ids=max_held_ids)
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
@@ -81,11 +93,12 @@ class Admission:
     async def _check(
         self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, max_held_ids: int | None
     ) -> list[Checked]:
-        self._check_gate()
+        self.check_gate()
         facts = self._link.facts
         validate_generate(request, facts)
         await self._encoder.check_grammar(request)
         prompt_ids = await self._encoder.prompt_ids(request)
+        prompt_text = await self._encoder.prompt_text(request, prompt_ids) if request.echo else None
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise DeadlinePassed("the request's time was over before it was admitted")
@@ -97,41 +110,41 @@ class Admission:
             deadline_ms=max(1, int(left_s * 1000)),
         )
         submit.request_id = secrets.token_hex(16)
-        return [
-            self._sample(request, submit, caller, sample_index=index, max_held_ids=max_held_ids)
+        names = StreamNames(
+            request_id=submit.request_id,
+            stream_id=0,
+            caller=caller,
+            client_tag=request.client_tag,
+            prompt_tokens=len(prompt_ids),
+            seed=submit.sampling.seed,
+            prompt_text=prompt_text,
+        )
+        samples = [
+            replace(names, stream_id=self._link.new_stream_id(), sample_index=index)
             for index in range(num_samples(request))
         ]
+        return [self._sample(request, submit, own, max_held_ids=max_held_ids) for own in samples]
 
     def _sample(
-        self,
-        request: GenerateRequest,
-        submit: SubmitStream,
-        caller: CallerIdentity,
-        *,
-        sample_index: int,
-        max_held_ids: int | None,
+        self, request: GenerateRequest, submit: SubmitStream, names: StreamNames, *, max_held_ids: int | None
     ) -> Checked:
         """One sample of a request that was resolved as `submit`."""
         own = SubmitStream()
         own.CopyFrom(submit)
-        own.stream_id = self._link.new_stream_id()
-        own.sampling.sample_index = sample_index
-        names = StreamNames(
-            request_id=own.request_id,
-            stream_id=own.stream_id,
-            caller=caller,
-            client_tag=request.client_tag,
-            prompt_tokens=len(own.prompt_ids) // ID_BYTES,
-            seed=own.sampling.seed,
-            sample_index=sample_index,
-        )
+        own.stream_id = names.stream_id
+        own.sampling.sample_index = names.sample_index
         decoder = self._tokenizer.decoder(
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, self._link.facts)
         )
         stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
         return stream, own
 
-    def _check_gate(self) -> None:
+    def check_gate(self) -> None:
+        """Whether requests are taken at all now.
+
+        Raises:
+            Draining, Loading: they are not.
+        """
         if self._is_draining:
             raise Draining("this scheduler is shutting down")
         if not self._link.facts.is_serving:

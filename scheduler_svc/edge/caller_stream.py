@@ -32,6 +32,8 @@ class StreamNames:
     prompt_tokens: int
     seed: int
     sample_index: int = 0
+    prompt_text: str | None = None
+    """Given back with the first chunk; None when not asked for."""
 
 
 class CallerStream:
@@ -176,6 +178,8 @@ class CallerStream:
             self._is_first = False
             chunk.request_id = self.names.request_id
             chunk.client_tag = self.names.client_tag
+            if self.names.prompt_text is not None:
+                chunk.prompt_text = self.names.prompt_text
         return chunk
 
     def _is_ready(self) -> bool:

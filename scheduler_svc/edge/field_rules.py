@@ -201,6 +201,7 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
         "logprobs": Number(0, _logprobs),
         "keep_special_tokens": Anything(),
+        "echo": Anything(),
         "json_schema": _GRAMMAR,
         "regex": _GRAMMAR,
         "ebnf": _GRAMMAR,

@@ -5,21 +5,21 @@ its streams end with it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
 from typing_extensions import override
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
-from protos.wire.errors import EngineError, MessageTooLarge, NotOffered
+from protos.wire.errors import MessageTooLarge, NotOffered
 from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.caller_identity import ANONYMOUS
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.interleaved import interleaved
-from scheduler_svc.edge.metrics import EdgeMetrics
+from scheduler_svc.edge.metrics import EdgeMetrics, counting_rejections
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.running import running
 from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
@@ -54,7 +54,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """One prompt; chunks as they are released. Headers leave with the first chunk, so a refusal has none."""
         arrived = _now()
         deadline = arrived + _time_left_s(context)
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             streams = await self._admission.open_samples(request, ANONYMOUS, deadline=deadline)
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as records:
             pairs = zip(streams, records, strict=True)
@@ -70,7 +70,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """All prompts, or the error of the first that was refused or failed; the others are cancelled then."""
         arrived = _now()
         deadline = arrived + _time_left_s(context)
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             streams = await self._admission.open_streams(request.requests, ANONYMOUS, deadline=deadline)
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
             generations = await asyncio.gather(*(whole_generation(stream) for stream in streams))
@@ -92,7 +92,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     @override
     async def Tokenize(self, request: generate_pb2.TokenizeRequest, context: Context) -> generate_pb2.TokenizeReply:
         """The ids that `Generate` would make of the same input."""
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             return generate_pb2.TokenizeReply(token_ids=await self._encoder.tokenize(request, self._link.facts))
 
     @override
@@ -100,7 +100,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         self, request: generate_pb2.DetokenizeRequest, context: Context
     ) -> generate_pb2.DetokenizeReply:
         """The text of ids; broken characters come out as U+FFFD."""
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             return generate_pb2.DetokenizeReply(text=await self._encoder.detokenize(request, self._link.facts))
 
     @override
@@ -135,14 +135,6 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     ) -> generate_pb2.FlushCacheReply:
         """Refused."""
         raise NotOffered("FlushCache is not offered by this release")
-
-    @contextmanager
-    def _counting_rejections(self) -> Iterator[None]:
-        try:
-            yield
-        except EngineError as error:
-            self._metrics.rejections.labels(error.reason).inc()
-            raise
 
 
 async def _after_headers(

@@ -16,9 +16,6 @@ from scheduler_svc.edge.field_rules import SAMPLING_RULES, check_fields
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 from scheduler_svc.edge.validate_request import grammar_source, output_room
 
-ID_BYTES = 4
-"""Of one id in a message of the bridge."""
-
 
 def resolve_request(
     request: GenerateRequest, prompt_ids: Sequence[int], *, facts: ModelFacts, drawn_seed: int, deadline_ms: int

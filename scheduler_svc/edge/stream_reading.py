@@ -52,4 +52,5 @@ async def whole_generation(stream: CallerStream) -> Generation:
         finish=chunk.finish,
         usage=chunk.usage,
         seed=chunk.seed,
+        prompt_text=chunk.prompt_text if chunk.HasField("prompt_text") else None,
     )

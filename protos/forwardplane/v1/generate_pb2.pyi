@@ -96,6 +96,7 @@ class GenerateRequest(_message.Message):
     CLIENT_TAG_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
     EBNF_FIELD_NUMBER: _builtins.int
@@ -110,6 +111,8 @@ class GenerateRequest(_message.Message):
     """Log-probability of each output token, and this many best alternatives (0 .. 20). Absent: none."""
     keep_special_tokens: _builtins.bool
     """Text of ids that the tokenizer marks as special. Absent: left out."""
+    echo: _builtins.bool
+    """Give the prompt's text back: as it came, or the text of its ids with special tokens (chat, token ids)."""
     json_schema: _builtins.str
     """A JSON schema, as text."""
     regex: _builtins.str
@@ -141,15 +144,18 @@ class GenerateRequest(_message.Message):
         client_tag: _builtins.str = ...,
         logprobs: _builtins.int | None = ...,
         keep_special_tokens: _builtins.bool | None = ...,
+        echo: _builtins.bool | None = ...,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         ebnf: _builtins.str = ...,
         choice: Global___ChoiceList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
+    _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
     _WhichOneofReturnType__keep_special_tokens: _TypeAlias = _typing.Literal["keep_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__keep_special_tokens: _TypeAlias = _typing.Literal["_keep_special_tokens", b"_keep_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
@@ -160,6 +166,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_special_tokens) -> _WhichOneofReturnType__keep_special_tokens | None: ...
     @_typing.overload
@@ -210,6 +218,7 @@ class GenerateChunk(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Set in the first chunk of each sample; also in initial metadata as `request-id`."""
     client_tag: _builtins.str
@@ -225,6 +234,8 @@ class GenerateChunk(_message.Message):
     """
     text_offset: _builtins.int
     seed: _builtins.int
+    prompt_text: _builtins.str
+    """First chunk only, when asked for. Not part of `text`, nor counted by `text_offset`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -251,13 +262,19 @@ class GenerateChunk(_message.Message):
         finish: _sampling_pb2.Finish | None = ...,
         usage: _sampling_pb2.Usage | None = ...,
         seed: _builtins.int | None = ...,
+        prompt_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "_seed", b"_seed", "finish", b"finish", "prompt_text", b"prompt_text", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
+    _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___GenerateChunk: _TypeAlias = GenerateChunk  # noqa: Y015
@@ -297,11 +314,13 @@ class Generation(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_tag: _builtins.str
     text: _builtins.str
     seed: _builtins.int
     sample_index: _builtins.int
+    prompt_text: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -322,12 +341,15 @@ class Generation(_message.Message):
         usage: _sampling_pb2.Usage | None = ...,
         seed: _builtins.int = ...,
         sample_index: _builtins.int = ...,
+        prompt_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "finish", b"finish", "prompt_text", b"prompt_text", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
+    _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
 
 Global___Generation: _TypeAlias = Generation  # noqa: Y015
 
