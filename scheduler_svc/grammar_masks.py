@@ -31,7 +31,7 @@ class GrammarMasks:
         """Have the mask made."""
         stream = wanted.stream
         source = GrammarSource(GrammarKind(wanted.grammar.kind), wanted.grammar.source)
-        self._pool.ask(MaskQuestion((stream.edge, stream.stream_id), source, tuple(wanted.output_ids)))
+        self._pool.ask(MaskQuestion((stream.edge, stream.stream_id), source, wanted.output_ids))
 
     def forget(self, stream: StreamKey) -> None:
         """The stream ended; it need not have had a grammar."""

@@ -39,8 +39,8 @@ class MaskQuestion:
 
     row: RowKey
     source: GrammarSource
-    ids: tuple[int, ...]
-    """The whole output so far."""
+    ids: Sequence[int]
+    """The whole output so far; not changed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class GrammarLane:
     def _question(self, question: MaskQuestion) -> Question:
         base = self._known.get(question.row, 0)
         source = question.source if base == 0 else None
-        return Question(row=question.row, source=source, base=base, ids=question.ids[base:])
+        return Question(row=question.row, source=source, base=base, ids=tuple(question.ids[base:]))
 
     def _take(self, question: MaskQuestion, reply: Reply) -> None:
         if reply.bits is not None:
