@@ -20,7 +20,7 @@ from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
-FEATURES = frozenset({Feature.OUTPUT_LOGPROBS})
+FEATURES = frozenset({Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS})
 """What is executed beyond the plain plan."""
 WINDOW = 1
 CACHED_RESULTS = 4

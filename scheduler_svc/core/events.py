@@ -3,6 +3,7 @@
 Made by the core's shell (`scheduler_svc/loop.py`, `scheduler_svc/links`) and by the core itself. No I/O, no clock.
 """
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,21 @@ class Sampling:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    sample_index: int = 0
+    """Which of the n samples of its prompt; part of the noise."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """Distinct ids, and what is added to their logits."""
+    allowed_ids: tuple[int, ...] = ()
+    """None: all are allowed."""
+    banned_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output has to match. The core knows only that its masks come from outside, one per position."""
+
+    kind: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +70,7 @@ class RequestSpec:
     """End-of-sequence ids (unless ignored) and the caller's stop ids."""
     output_logprobs: bool = False
     top_logprobs: int = 0
+    grammar: Grammar | None = None
 
 
 # --- events: into the core
@@ -99,7 +116,17 @@ class ResultReceived:
     result: ForwardResult
 
 
-Event = RequestSubmitted | RequestCancelled | WorkerAttached | WorkerLost | ResultReceived
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskReady:
+    """The answer to `NeedMask`. Of a stream that ended, or of another position: ignored."""
+
+    stream: StreamKey
+    position: int
+    answer: np.ndarray | EngineError
+    """u8: bit i of byte i / 8, least significant first: id i may be sampled. Or why there is no mask."""
+
+
+Event = RequestSubmitted | RequestCancelled | WorkerAttached | WorkerLost | ResultReceived | MaskReady
 
 
 # --- instructions: out of the core
@@ -162,4 +189,14 @@ class RequestRefused:
     error: EngineError
 
 
-Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused
+@dataclass(frozen=True, slots=True, eq=False)
+class NeedMask:
+    """Ask what the grammar allows after `output_ids`. The request samples nothing more before `MaskReady`."""
+
+    stream: StreamKey
+    grammar: Grammar
+    output_ids: "array[int]"
+    """i32: a copy. The mask's position is its length."""
+
+
+Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused | NeedMask

@@ -72,6 +72,8 @@ def admit_waiting(state: SchedulerState) -> None:
     for request in state.waiting:
         if not desks:
             break
+        if request.awaits_mask:
+            continue
         suitable = [desk for desk in desks if desk.suits(request)]
         able = [desk for desk in suitable if desk.can_take(request)]
         if able:

@@ -10,6 +10,7 @@ from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     Event,
     Instruction,
+    MaskReady,
     RequestCancelled,
     RequestSpec,
     RequestSubmitted,
@@ -17,6 +18,7 @@ from scheduler_svc.core.events import (
     WorkerAttached,
     WorkerLost,
 )
+from scheduler_svc.core.masks import take_mask
 from scheduler_svc.core.placement import admit_waiting
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
@@ -53,6 +55,8 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             request = state.streams.get(stream)
             if request is not None:
                 finish(state, request, reason=reason, out=out)
+        case MaskReady():
+            take_mask(state, event, out)
         case WorkerAttached():
             _attach(state, event, out)
         case WorkerLost(worker):
@@ -67,8 +71,11 @@ def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) ->
     error = refusal(state, spec)
     if error is not None:
         refuse(state, spec, error=error, out=out)
-    else:
-        accept(state, spec)
+        return
+    request = accept(state, spec)
+    wanted = request.mask_wanted()
+    if wanted is not None:
+        out.append(wanted)
 
 
 def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:

@@ -13,7 +13,7 @@ from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.worker_state import WorkerState
 
 
-def accept(state: SchedulerState, spec: RequestSpec) -> None:
+def accept(state: SchedulerState, spec: RequestSpec) -> Request:
     """A new request, behind all that wait."""
     request = new_request(spec, state.next_handle)
     state.next_handle += 1
@@ -21,6 +21,7 @@ def accept(state: SchedulerState, spec: RequestSpec) -> None:
     state.waiting.append(request)
     heapq.heappush(state.deadlines, (spec.deadline_s, request.handle, request))
     state.counters.prompt_tokens += request.prompt_len
+    return request
 
 
 def place(request: Request, worker: WorkerState) -> None:

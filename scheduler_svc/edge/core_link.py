@@ -63,7 +63,7 @@ class CoreLink:
         self._max_streams = max_streams
         self._facts = model_facts(card, CoreModel(), has_chat_template=has_chat_template)
         self._streams: dict[int, CallerStream] = {}
-        self._stream_of_request: dict[str, CallerStream] = {}
+        self._samples: dict[str, list[CallerStream]] = {}
         self._next_stream_id = itertools.count(1)
         self._load_waiters: list[asyncio.Future[GetLoadReply]] = []
         self._facts_changed: Callable[[ModelFacts], None] | None = None
@@ -121,7 +121,7 @@ class CoreLink:
             raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
         self._connection.submit(submit)
         self._streams[stream.names.stream_id] = stream
-        self._stream_of_request[stream.names.request_id] = stream
+        self._samples.setdefault(stream.names.request_id, []).append(stream)
 
     def open_all(self, checked: Sequence[tuple[CallerStream, SubmitStream]]) -> None:
         """Open all of them, or none.
@@ -154,15 +154,16 @@ class CoreLink:
             self._cancel(stream, FinishReason.FINISH_REASON_ABORT)
 
     def abort(self, request_id: str, caller: CallerIdentity) -> None:
-        """End the running request of that id.
+        """End the running request of that id, all its samples.
 
         Raises:
             UnknownRequest: `caller` has no such request.
         """
-        stream = self._stream_of_request.get(request_id)
-        if stream is None or stream.names.caller != caller:
+        streams = self._samples.get(request_id)
+        if streams is None or streams[0].names.caller != caller:
             raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
-        self.end(stream, FinishReason.FINISH_REASON_ABORT)
+        for stream in list(streams):
+            self.end(stream, FinishReason.FINISH_REASON_ABORT)
 
     async def load(self) -> GetLoadReply:
         """The core's load now.
@@ -222,7 +223,10 @@ class CoreLink:
 
     def _forget(self, stream: CallerStream) -> None:
         del self._streams[stream.names.stream_id]
-        del self._stream_of_request[stream.names.request_id]
+        samples = self._samples[stream.names.request_id]
+        samples.remove(stream)
+        if not samples:
+            del self._samples[stream.names.request_id]
 
     def _lost(self) -> None:
         self._is_gone = True

@@ -52,7 +52,7 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
     assert info.limits.context_tokens == shape.context_tokens
     assert info.logits_width == shape.vocab_size
-    assert info.features == {Feature.OUTPUT_LOGPROBS}
+    assert info.features == {Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint
