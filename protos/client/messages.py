@@ -205,8 +205,23 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.G
     """The wire form of one request; unset options stay absent.
 
     Raises:
-        InvalidRequest: two grammars, of which the wire would keep one.
+        InvalidRequest: two grammars, of which the wire would keep one; a number or text that the wire cannot carry.
     """
+    try:
+        return _request(prompt, options)
+    except ValueError as error:  # protobuf's, which names no field
+        raise InvalidRequest(f"a value cannot be sent: {_unsendable(options, error)}") from error
+
+
+def _unsendable(options: GenerateOptions, error: ValueError) -> str:
+    if isinstance(error, UnicodeError):
+        return "a text is not valid Unicode"
+    if options.seed is not None and not 0 <= options.seed < 1 << 64:
+        return f"seed is {options.seed}; allowed: [0, {(1 << 64) - 1}]"
+    return str(error).partition("\n")[0]
+
+
+def _request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateRequest:
     message = generate_pb2.GenerateRequest(
         sampling=_sampling(options),
         stop=_stop(options),

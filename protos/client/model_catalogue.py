@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from protos.service.model_files import GenerationDefaults
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
@@ -17,6 +19,8 @@ class CatalogueEntry:
     sha256: str
     notice: str
     """Licence and origin, written beside the weights."""
+    generation: GenerationDefaults | None = None
+    """Sampling that the model's authors recommend, where the weight file does not say it."""
 
 
 CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
@@ -35,6 +39,8 @@ CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
                 "The weights are unchanged; tokenizer.json, chat_template.jinja and model.json are derived from the\n"
                 "weight file's metadata.\n"
             ),
+            # The authors' own example of use, in the model card named above.
+            generation=GenerationDefaults(temperature=0.2, top_p=0.9),
         ),
     }
 )

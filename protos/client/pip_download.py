@@ -4,10 +4,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from protos.wire.errors import UnavailableError
 
+_RAW_PROGRESS_SINCE = (24, 1)
+"""pip's first version whose progress a program can read."""
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _LAST_LINES = 3
 
@@ -19,7 +22,8 @@ def download_wheel(package: str, version: str, *, into: Path, progress: Callable
         UnavailableError: pip cannot be run or the index did not deliver.
     """
     requirement = f"{package}=={version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "raw"]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--progress-bar", _progress_style(version_of("pip"))]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(into), requirement]
     progress(f"downloading {requirement}")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -35,6 +39,13 @@ def download_wheel(package: str, version: str, *, into: Path, progress: Callable
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), last)
         raise UnavailableError(f"pip could not download {requirement}: {reason[:300]}", field="name")
     return wheels[0]
+
+
+def _progress_style(pip_version: str) -> str:
+    """`raw` where pip has it. Can go when no supported Python bundles an older pip (3.11 brings 23.2)."""
+    found = re.match(r"(\d+)\.(\d+)", pip_version)
+    has_raw = found is not None and (int(found[1]), int(found[2])) >= _RAW_PROGRESS_SINCE
+    return "raw" if has_raw else "off"
 
 
 def _follow(output: Iterable[str], requirement: str, progress: Callable[[str], None]) -> list[str]:

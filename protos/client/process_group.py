@@ -10,16 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 from grpc_health.v1 import health_pb2
 
+from protos.service.config import EX_CONFIG
+from protos.service.lifecycle import ExitCode
 from protos.wire.errors import FaultError, UnavailableError
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+_FINAL_CODES = frozenset({ExitCode.BAD_INPUT, ExitCode.CANNOT_LISTEN, EX_CONFIG})
+"""A new process would end the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,9 @@ class ServiceCommand:
     health_service: str
     """Full name of the gRPC service that must be SERVING."""
 
+    restarts: bool = False
+    """Whether the others can go on while it is started again."""
+
 
 @dataclass(slots=True)
 class _Child:
@@ -46,20 +56,16 @@ class ProcessGroup:
     """Owns the children from start to stop. Not thread-safe; used by one command."""
 
     stop_timeout_s: float = 40.0
+    notice: Callable[[str], None] = field(default=lambda _: None)
+    """Told what happens to children, in short sentences."""
     _children: list[_Child] = field(default_factory=list)
+    _restarts: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
     _group: int = 0
 
     def start(self, commands: Sequence[ServiceCommand]) -> None:
         """Start all, without waiting for health."""
         for command in commands:
-            process = subprocess.Popen(
-                [sys.executable, *command.arguments],
-                process_group=self._group,
-                preexec_fn=_die_with_parent,
-                stdin=subprocess.DEVNULL,
-            )
-            self._group = self._group or process.pid
-            self._children.append(_Child(command, process))
+            self._children.append(_Child(command, self._spawn(command)))
 
     def wait_serving(self, *, timeout_s: float, progress: Callable[[str, float], None]) -> None:
         """Return once every child's service is SERVING; calls `progress(name of the one waited for, seconds)`.
@@ -70,6 +76,7 @@ class ProcessGroup:
         """
         begin = time.monotonic()
         for child in self._children:
+            self.check_alive()
             while not _is_serving(child.command):
                 elapsed_s = time.monotonic() - begin
                 self.check_alive()
@@ -88,6 +95,22 @@ class ProcessGroup:
             code = child.process.poll()
             if code is not None:
                 raise FaultError(f"{child.command.name} ended with exit code {code}")
+
+    def supervise(self) -> None:
+        """Start children again that may be and that a fault ended; the others' end is everybody's.
+
+        Raises:
+            FaultError: a child ended that cannot be started again, or too many did within a minute.
+        """
+        for child in self._children:
+            code = child.process.poll()
+            if code is None:
+                continue
+            message = f"{child.command.name} ended with exit code {code}"
+            if not child.command.restarts or code in _FINAL_CODES or not self._may_restart():
+                raise FaultError(message)
+            self.notice(f"{message}; starting it again")
+            child.process = self._spawn(child.command)
 
     def pids(self) -> list[int]:
         """Process ids of the children, in start order."""
@@ -108,6 +131,28 @@ class ProcessGroup:
         self._children.clear()
         self._group = 0
         return worst
+
+    def kill(self) -> None:
+        """End all at once. Safe in a signal handler while `stop` waits."""
+        for child in self._children:
+            child.process.kill()
+
+    def _spawn(self, command: ServiceCommand) -> "subprocess.Popen[bytes]":
+        has_group = any(child.process.poll() is None for child in self._children)
+        process = subprocess.Popen(
+            [sys.executable, *command.arguments],
+            process_group=self._group if has_group else 0,
+            preexec_fn=_die_with_parent,
+            stdin=subprocess.DEVNULL,
+        )
+        self._group = self._group if has_group else process.pid
+        return process
+
+    def _may_restart(self) -> bool:
+        now = time.monotonic()
+        is_too_often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_WINDOW_S
+        self._restarts.append(now)
+        return not is_too_often
 
 
 def _is_serving(command: ServiceCommand) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
@@ -15,7 +16,9 @@ from rich.console import Console
 
 from protos.client.fetch_model import fetch_model, prepare_folder
 from protos.client.process_group import ProcessGroup, ServiceCommand
+from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
+from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
 
 GENERATION_SERVICE = "forwardplane.v1.GenerationService"
@@ -118,6 +121,7 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
         arguments=("-m", "worker_svc", *_flags(arguments)),
         health_target=f"127.0.0.1:{options.ports.worker_health_port + index}",
         health_service=WORKER_SERVICE,
+        restarts=True,
     )
 
 
@@ -157,6 +161,7 @@ def _check_ports(options: ServeOptions) -> None:
     for name, port in ports:
         if port in taken:
             raise InvalidRequest(f"port {port} is asked for twice: {taken[port]} and {name}", field=name)
+        prove_port_free(options.ports.host, port)
         taken[port] = name
 
 
@@ -172,9 +177,8 @@ def serve(options: ServeOptions, console: Console) -> int:
     if options.ports.http_port is None:
         options = replace(options, ports=replace(options.ports, http_port=DEFAULT_HTTP_PORT))
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    group = ProcessGroup()
+    group = ProcessGroup(notice=lambda text: console.print(text, highlight=False, markup=False))
+    _stop_on_signal(stop, group, console)
     begin = time.monotonic()
     try:
         group.start(service_commands(options, resolve_model(options, console)))
@@ -183,10 +187,27 @@ def serve(options: ServeOptions, console: Console) -> int:
             console.print(f"serving {options.model} on {_where(options.ports)}", highlight=False)
             console.print(f"ready after {time.monotonic() - begin:.1f} s; Ctrl-C stops", style="dim", highlight=False)
         while not stop.wait(0.5):
-            group.check_alive()
+            group.supervise()
     finally:
         code = group.stop()
     return 0 if code == 0 else 1
+
+
+def _stop_on_signal(stop: threading.Event, group: ProcessGroup, console: Console) -> None:
+    """The first signal asks for an orderly stop, a later one ends everything at once."""
+    asked_at: list[float] = []
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not asked_at:
+            asked_at.append(now)
+            stop.set()
+            console.print("stopping: running streams may finish; Ctrl-C again ends them", style="dim", highlight=False)
+        elif now - asked_at[0] > SAME_SIGNAL_S:
+            group.kill()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
 
 
 def _where(ports: ServePorts) -> str:

@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from protos.forwardplane.v1.error_pb2 import Blast, ErrorDetail, Retry
+from protos.service.readable import checked, checked_stream, tolerant
 from protos.wire import errors
 from protos.wire.errors import EngineError, InternalFault, StaleEpoch
 
@@ -138,22 +139,27 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         if behaviour is None:
             return cast(Handler, handler)
         wrap = self._stream if handler.response_streaming else self._unary
-        return _handler_like(handler, wrap(behaviour, handler_call_details.method))
+        check = checked_stream if handler.request_streaming else checked
+        return _handler_like(handler, wrap(behaviour, handler_call_details.method, check=check))
 
-    def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[Any]]:
+    def _unary(
+        self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
+    ) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: Context) -> Any:
             async with self._border(method, context):
-                return await behaviour(request, context)
+                return await behaviour(check(request), context)
 
         return call
 
-    def _stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[None]]:
+    def _stream(
+        self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
+    ) -> Callable[..., Awaitable[None]]:
         async def call(request: Any, context: Context) -> None:
             async with self._border(method, context):
                 if inspect.isasyncgenfunction(behaviour):
-                    await _write_all(behaviour(request, context), context)
+                    await _write_all(behaviour(check(request), context), context)
                 else:
-                    await behaviour(request, context)
+                    await behaviour(check(request), context)
 
         return call
 
@@ -203,7 +209,7 @@ def _handler_like(handler: Any, behaviour: Callable[..., Any]) -> Handler:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
-    made = cast(Any, make)(behaviour, handler.request_deserializer, handler.response_serializer)
+    made = cast(Any, make)(behaviour, tolerant(handler.request_deserializer), handler.response_serializer)
     return cast(Handler, made)
 
 

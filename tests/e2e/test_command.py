@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def test_status_shows_a_table_of_workers(server):
         (("x", "--temperature", "nan"), "temperature"),
         (("--ids", "49152"), "49152"),
         (("", "--raw"), "text is empty"),
+        (("x", "--seed", "-1"), "seed is -1; allowed"),
     ],
 )
 def test_a_refusal_is_one_line_that_names_the_field_and_exit_code_3(server, arguments, field):
@@ -90,6 +92,16 @@ def test_a_refusal_is_one_line_that_names_the_field_and_exit_code_3(server, argu
 def test_wrong_usage_is_exit_code_2():
     assert run("generate", "x", "--no-such-flag").returncode == USAGE
     assert run("generate", "x", "--max-tokens", "many").returncode == USAGE
+    for arguments in ((), ("x", "--ids", "1"), ("--ids", "1,b"), ("x", "--raw", "--system", "y")):
+        done = run("generate", *arguments)
+        assert done.returncode == USAGE
+        one_line(done.stderr)
+    for value in ("0", "-1", "nan", "1e300"):
+        assert run("generate", "x", "--timeout-s", value).returncode == USAGE
+
+
+def test_the_version_is_the_releases():
+    assert run("--version").stdout.strip() == version("forwardplane")
 
 
 def test_an_unreachable_server_says_so_in_one_line(free_port):
@@ -104,11 +116,10 @@ def test_an_unknown_model_lists_the_known_ones():
     assert "smollm2-135m-instruct" in one_line(done.stderr)
 
 
-def test_a_taken_port_is_named(server):
+def test_a_taken_port_is_named_before_anything_starts(server):
     done = serve("--port", str(server.options.ports.port))
     assert done.returncode != OK
-    assert str(server.options.ports.port) in done.stderr
-    assert "Traceback" not in done.stderr
+    assert str(server.options.ports.port) in one_line(done.stderr)
 
 
 def damaged(weights: Path, folder: Path, kind: str) -> Path:

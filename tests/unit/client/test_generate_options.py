@@ -5,6 +5,7 @@ import json
 import pytest
 
 from protos.client.command import app
+from protos.client.exit_codes import WrongUsage
 from protos.client.generate_command import AnswerArguments, GenerateArguments, options_of
 from protos.client.messages import GenerateOptions, chunk_from, generate_request, generation_from
 from protos.forwardplane.v1 import generate_pb2 as pb
@@ -70,17 +71,13 @@ def test_the_command_line_reaches_the_options(tmp_path) -> None:
     assert parsed("--choice yes --choice no").choice == ("yes", "no")
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"logit_bias": ("5",)}, "logit_bias"),
-        ({"logit_bias": ("a:1",)}, "logit_bias"),
-        ({"json_schema": "/no/such/file"}, "json-schema"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(changes, field, tmp_path) -> None:
-    if "json_schema" in changes:
-        changes = {"json_schema": tmp_path / "missing"}
+@pytest.mark.parametrize("bias", ["5", "a:1"])
+def test_a_bias_that_is_no_pair_is_wrong_usage(bias) -> None:
+    with pytest.raises(WrongUsage, match="ID:VALUE"):
+        options_of(GenerateArguments(answers=AnswerArguments(logit_bias=(bias,))))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        options_of(GenerateArguments(answers=AnswerArguments(**changes)))
-    assert caught.value.field == field
+        options_of(GenerateArguments(answers=AnswerArguments(json_schema=tmp_path / "missing")))
+    assert caught.value.field == "json-schema"

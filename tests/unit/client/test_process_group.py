@@ -1,0 +1,76 @@
+import time
+
+import pytest
+
+from protos.client.process_group import MAX_RESTARTS, ProcessGroup, ServiceCommand
+from protos.wire.errors import FaultError
+
+
+def command(*arguments: str, restarts: bool = False) -> ServiceCommand:
+    return ServiceCommand(
+        name="part", arguments=arguments, health_target="127.0.0.1:1", health_service="none", restarts=restarts
+    )
+
+
+def until_ended(group: ProcessGroup) -> None:
+    for child in group._children:
+        child.process.wait(10)
+
+
+@pytest.fixture
+def group():
+    notices: list[str] = []
+    made = ProcessGroup(notice=notices.append)
+    yield made, notices
+    made.kill()
+    made.stop()
+
+
+def test_a_part_that_a_fault_ends_is_started_again_and_that_is_said(group):
+    made, notices = group
+    made.start([command("-c", "raise SystemExit(70)", restarts=True)])
+    (first,) = made.pids()
+    until_ended(made)
+    made.supervise()
+    assert made.pids() != [first]
+    assert notices == ["part ended with exit code 70; starting it again"]
+
+
+@pytest.mark.parametrize("code", [65, 69, 78])
+def test_a_part_that_would_end_the_same_way_again_ends_all(group, code):
+    made, _ = group
+    made.start([command("-c", f"raise SystemExit({code})", restarts=True)])
+    until_ended(made)
+    with pytest.raises(FaultError, match=f"part ended with exit code {code}"):
+        made.supervise()
+
+
+def test_restarts_are_limited(group):
+    made, notices = group
+    made.start([command("-c", "raise SystemExit(1)", restarts=True)])
+    for _ in range(MAX_RESTARTS):
+        until_ended(made)
+        made.supervise()
+    until_ended(made)
+    with pytest.raises(FaultError):
+        made.supervise()
+    assert len(notices) == MAX_RESTARTS
+
+
+def test_a_part_that_may_not_be_restarted_ends_all(group):
+    made, _ = group
+    made.start([command("-c", "pass")])
+    until_ended(made)
+    with pytest.raises(FaultError):
+        made.supervise()
+
+
+def test_kill_ends_a_part_that_does_not_listen_while_stop_waits(group):
+    made, _ = group
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    made.start([command("-c", deaf)])
+    time.sleep(0.3)
+    begin = time.monotonic()
+    made.kill()
+    assert made.stop() != 0
+    assert time.monotonic() - begin < 10
