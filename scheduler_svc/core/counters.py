@@ -17,6 +17,14 @@ class CoreCounters:
     """Planned in decode rows."""
     prompt_tokens: int = 0
     """Of accepted requests."""
+    cached_prompt_tokens: int = 0
+    """Of these, found in the prefix cache when their request was first placed."""
+    cache_queried_tokens: int = 0
+    """Known tokens of requests when they were placed, again after a retraction or migration."""
+    cache_hit_tokens: int = 0
+    """Of these, found in the prefix cache."""
+    cache_evicted_pages: int = 0
+    """Of workers that were lost; attached ones count in their gauges."""
     output_tokens: int = 0
     """Released to streams."""
     retractions: int = 0
@@ -45,6 +53,11 @@ class WorkerGauges:
     pages: tuple[int, ...]
     """Usable pages per sub-pool."""
     pages_used: tuple[int, ...]
+    """Of these, the ones that requests hold."""
+    pages_cached: tuple[int, ...]
+    """Of the others, those in the prefix cache: free for whoever needs them."""
+    evicted_pages: int
+    """Cached pages given up since the worker was attached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,8 @@ class RequestSpec:
     """End-of-sequence ids (unless ignored) and the caller's stop ids."""
     output_logprobs: bool = False
     top_logprobs: int = 0
+    isolation_domain: bytes = b""
+    """Requests share cached prefixes with their own domain only."""
 
 
 # --- events: into the core
@@ -72,6 +74,13 @@ class RequestCancelled:
 
     stream: StreamKey
     reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFlushRequested:
+    """An edge asks that no later request finds anything cached that was computed before."""
+
+    edge: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ class ResultReceived:
     result: ForwardResult
 
 
-Event = RequestSubmitted | RequestCancelled | WorkerAttached | WorkerLost | ResultReceived
+Event = RequestSubmitted | RequestCancelled | CacheFlushRequested | WorkerAttached | WorkerLost | ResultReceived
 
 
 # --- instructions: out of the core
@@ -128,6 +137,7 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int
+    """Prompt tokens whose KV was in the prefix cache when the request was first placed."""
     output_tokens: int
 
 
@@ -141,6 +151,8 @@ class TokensReleased:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token when asked for."""
+    cached_tokens: int = 0
+    """As in `Usage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,4 +174,13 @@ class RequestRefused:
     error: EngineError
 
 
-Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused
+@dataclass(frozen=True, slots=True)
+class CacheFlushed:
+    """The answer to `CacheFlushRequested`."""
+
+    edge: int
+    freed_pages: int
+    """At once; pages that running requests use follow when these end."""
+
+
+Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused | CacheFlushed

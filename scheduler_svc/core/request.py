@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from scheduler_svc.core.events import RequestSpec
-from scheduler_svc.memory.worker_memory import PageHolding
+from scheduler_svc.memory.page_holding import PageHolding
+from scheduler_svc.memory.prefix_match import PrefixMatch
 
 
 class RequestStatus(Enum):
@@ -41,6 +42,18 @@ TokenSource = tuple[int, int]
 """Which plan (its seq) samples a token, and in which row."""
 
 
+@dataclass(slots=True)
+class CacheUse:
+    """A request and the prefix caches."""
+
+    matches: dict[str, PrefixMatch] = field(default_factory=dict)
+    """By worker, while the request waits: what was found last."""
+    cached_tokens: int | None = None
+    """Prompt tokens found when it was first placed; None before."""
+    is_trusting: bool = True
+    """False after bad numbers, until the next token: it uses nothing that others computed."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Mutable; changed only by the core."""
@@ -61,6 +74,7 @@ class Request:
     holding: PageHolding | None = None
     failures: int = 0
     """Row failures since the last token."""
+    cache_use: CacheUse = field(default_factory=CacheUse)
     samples_at_random: bool = field(init=False)
     final_kv_len: int = field(init=False)
     """Positions that need KV if the request ends by length: the last token needs none."""

@@ -8,6 +8,8 @@ from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import never_fits, refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
+    CacheFlushed,
+    CacheFlushRequested,
     Event,
     Instruction,
     RequestCancelled,
@@ -53,6 +55,9 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             request = state.streams.get(stream)
             if request is not None:
                 finish(state, request, reason=reason, out=out)
+        case CacheFlushRequested(edge):
+            freed = sum(worker.memory.cache.flush() for worker in state.workers.values())
+            out.append(CacheFlushed(edge, freed))
         case WorkerAttached():
             _attach(state, event, out)
         case WorkerLost(worker):
@@ -89,6 +94,7 @@ def _lose(state: SchedulerState, name: str) -> None:
     for request in list(worker.running.values()):
         requeue(state, request)
         state.counters.migrations += 1
+    state.counters.cache_evicted_pages += worker.memory.cache.evicted_pages
     del state.workers[name]
 
 

@@ -11,6 +11,7 @@ from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
+from scheduler_svc.memory.memory_check import check_memory
 
 _DEAD_DEADLINES = 64
 
@@ -88,7 +89,7 @@ def check_invariants(state: SchedulerState) -> None:
 
 def _check_worker(worker: WorkerState) -> None:
     running = list(worker.running.values())
-    worker.memory.check([request.holding for request in running if request.holding is not None])
+    check_memory(worker.memory, [request.holding for request in running if request.holding is not None])
     _require(len(running) <= worker.row_limit, "requests on a worker are within its rows")
     _require(len(worker.in_flight) <= worker.window, "plans in flight are within the window")
     seqs = [plan.seq for plan in worker.in_flight]
@@ -124,12 +125,14 @@ def _require(holds: object, rule: str) -> None:
 
 
 def _worker_gauges(worker: WorkerState) -> WorkerGauges:
-    usable = worker.memory.usable()
-    used = [total - free for total, free in zip(usable, worker.memory.free(), strict=True)]
+    memory = worker.memory
+    cached = [memory.cache.evictable(index) for index in range(len(memory.allocators))]
     return WorkerGauges(
         worker=worker.name,
         requests=len(worker.running),
         plans_in_flight=len(worker.in_flight),
-        pages=tuple(usable),
-        pages_used=tuple(used),
+        pages=tuple(allocator.usable for allocator in memory.allocators),
+        pages_used=tuple(pool.held - unused for pool, unused in zip(memory.allocators, cached, strict=True)),
+        pages_cached=tuple(cached),
+        evicted_pages=memory.cache.evicted_pages,
     )

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from protos.wire.enums import Feature, ForwardMode, SubPoolKind
+from protos.wire.enums import Feature, ForwardMode
 from protos.wire.errors import UnsupportedFeature
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 from protos.wire.worker_info import WorkerInfo
@@ -11,7 +11,8 @@ from scheduler_svc.core.batch import PlanInFlight
 from scheduler_svc.core.events import WorkerAttached
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.settings import CoreSettings
-from scheduler_svc.memory.worker_memory import MemoryKey, WorkerMemory, check_geometry
+from scheduler_svc.memory.page_holding import MemoryKey
+from scheduler_svc.memory.worker_memory import WorkerMemory, check_geometry
 
 _MODES = (ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.MIXED)
 
@@ -33,8 +34,6 @@ class WorkerState:
     row_limit: int
     """Most requests on the worker; leaves room for one page of prefill beside them."""
     resolves_references: bool
-    has_windows: bool
-    """Whether a sub-pool gives up pages."""
     next_seq: int = 1
     running: dict[int, Request] = field(default_factory=dict)
     """By handle, in order of admission."""
@@ -82,5 +81,4 @@ def attach(event: WorkerAttached, settings: CoreSettings) -> WorkerState:
         token_limit=token_limit,
         row_limit=max(1, min(info.limits.max_rows, MAX_PLAN_ROWS, token_limit - page_size + 1)),
         resolves_references=Feature.TOKEN_REFERENCES in info.features,
-        has_windows=any(pool.kind == SubPoolKind.WINDOW for pool in info.sub_pools),
     )

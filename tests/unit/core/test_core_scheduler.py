@@ -215,7 +215,7 @@ def test_broken_state_is_noticed():
     with pytest.raises(InternalFault, match="plans in flight continue one another"):
         check_invariants(harness.state)
     request.kv_len -= 1
-    worker.memory.reserve(1)
+    worker.memory.allocators[0].take(1)
     with pytest.raises(InternalFault, match="partition"):
         check_invariants(harness.state)
 
