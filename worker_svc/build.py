@@ -62,6 +62,8 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         InvalidRequest: the KV pool's size cannot be had.
     """
     torch.set_num_threads(settings.threads or psutil.cpu_count(logical=False) or 1)
+    if torch.get_num_interop_threads() != 1:  # can be set once a process, before the first parallel work
+        torch.set_num_interop_threads(1)
     stack = _build_stack(folder, settings)
     builder = BatchBuilder(
         translator=stack.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)

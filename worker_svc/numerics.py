@@ -4,6 +4,7 @@
 Layers are given one and never ask which. Knows nothing of models or attention code.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional
 
 from protos.wire.errors import UnsupportedFeature
 
+CHECKED_ROWS = (1, 2, 3, 5, 7, 12, 17, 64)
+"""Row counts whose results must agree before reproducible numerics are promised."""
 ROW_MULTIPLE = 16
 """Rows of every reproducible product are a multiple of this: below 12 rows torch sums in another order."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,7 +42,7 @@ class Numerics(Protocol):
         ...
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
-        """A linear product over `weight` [outputs, inputs], kept; may lay the weight out anew."""
+        """A linear product over `weight` [outputs, inputs], kept. The bias may have another dtype than the weight."""
         ...
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
@@ -68,22 +71,54 @@ class PlainProduct:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
-        self._bias = bias
+        self._bias = None if bias is None else bias.to(weight.dtype)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Product`."""
         return functional.linear(rows, self._weight, self._bias)
 
 
+def check_rows(operation: Callable[[Tensor], Tensor], *, width: int, what: str) -> None:
+    """Refuse a CPU on which a row's result depends on how many rows are computed with it, or on its place.
+
+    Args:
+        operation: works on rows [n, width] float32, each on its own.
+        width: of the rows.
+        what: names the operation in the refusal.
+
+    Raises:
+        UnsupportedFeature: the results differ; says for how many rows.
+    """
+    rows = torch.randn(max(CHECKED_ROWS), width, generator=torch.Generator().manual_seed(0))
+    known = operation(rows)
+    for count in CHECKED_ROWS:
+        if not torch.equal(operation(rows[-count:].clone()), known[-count:]):
+            message = f"on this CPU {what} gives other bits for {count} rows than for {len(rows)}: use numerics fast"
+            raise UnsupportedFeature(message, field="numerics")
+
+
 class ReproducibleNumerics:
-    """Bit-equal rows in any batch, on a CPU that passed `self_check`. float32 only."""
+    """Bit-equal rows in any batch, float32 only. Each operation is checked on this CPU when it is made."""
 
     name = "reproducible"
     attention = "tiled"
 
+    def __init__(self) -> None:
+        self._checked: set[tuple[int, ...]] = set()
+        check_rows(self.gated_silu, width=2 * 96, what="the gated activation")
+
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
-        """See `Numerics.product`."""
-        return PaddedProduct(weight, bias)
+        """See `Numerics.product`.
+
+        Raises:
+            UnsupportedFeature: on this CPU a row's result depends on the other rows.
+        """
+        product = PaddedProduct(weight, bias)
+        shape = tuple(weight.shape)
+        if shape not in self._checked:
+            check_rows(product, width=shape[1], what=f"a product with a matrix of {shape[0]} x {shape[1]}")
+            self._checked.add(shape)
+        return product
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         """See `Numerics.gated_silu`. Not torch's silu: its vector and scalar paths round differently."""
@@ -103,8 +138,8 @@ class FastNumerics:
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         """See `Numerics.gated_silu`."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up).to(gate_up.dtype)
 
 
 def numerics_by_name(name: str, *, dtype: torch.dtype, device: torch.device) -> Numerics:

@@ -21,6 +21,8 @@ from protos.client.messages import Load
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
 from protos.wire.errors import EngineError
 
+PIPED_WIDTH = 200
+"""Columns of a table that goes to a file or a pipe: nothing is cut."""
 DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
 
@@ -74,7 +76,9 @@ def status_command(*, target: str = DEFAULT_TARGET) -> int:
     """
     with GenerationClient(target) as client:
         model, load = client.model(), client.load()
-    console = Console(soft_wrap=True)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPED_WIDTH)
     console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
     console.print(worker_table(load))
     return exit_codes.OK
@@ -136,3 +140,7 @@ def main() -> None:
     """Entry point of the `forwardplane` command."""
     console = Console(stderr=True, soft_wrap=True)
     sys.exit(run(lambda: app(exit_on_error=False, result_action="return_value"), console))
+
+
+if __name__ == "__main__":
+    main()

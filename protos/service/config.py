@@ -98,6 +98,12 @@ def environment() -> dict[str, str]:
     return {"GRPC_VERBOSITY": "ERROR", **os.environ}
 
 
+def prefer_environment(preferred: Mapping[str, str]) -> None:
+    """Set variables that a library reads while it is loaded, unless the user has set them. Call before importing it."""
+    for name, value in preferred.items():
+        os.environ.setdefault(name, value)
+
+
 def load_config(
     schema: type[ConfigT],
     *,

@@ -38,7 +38,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
+class TensorEntry:
     """Where one tensor lies."""
 
     name: str
@@ -56,7 +56,7 @@ class GgufHeader:
 
     version: int
     metadata: Mapping[str, Value]
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, TensorEntry]
     """By name, in file order."""
 
 
@@ -101,7 +101,7 @@ def parse_gguf_header(head: bytes, *, file_bytes: int, label: str) -> GgufHeader
     alignment = _alignment(reader, metadata)
     stored = [_read_tensor(reader) for _ in range(num_tensors)]
     start = -(-reader.position // alignment) * alignment
-    tensors: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorEntry] = {}
     for entry in stored:
         if entry.name in tensors:
             raise reader.error(f"tensor {entry.name!r}", "occurs twice")
@@ -247,7 +247,7 @@ def _read_tensor(reader: _Reader) -> _StoredTensor:
     return _StoredTensor(name=name, shape=shape, type_number=reader.u32(field), offset=reader.u64(field))
 
 
-def _place(reader: _Reader, stored: _StoredTensor, *, start: int, alignment: int) -> TensorInfo:
+def _place(reader: _Reader, stored: _StoredTensor, *, start: int, alignment: int) -> TensorEntry:
     """The stored entry with its size, checked on its own."""
     field = f"tensor {stored.name!r}"
     kind = TENSOR_TYPES.get(stored.type_number)
@@ -262,7 +262,7 @@ def _place(reader: _Reader, stored: _StoredTensor, *, start: int, alignment: int
         )
     if stored.offset % alignment:
         raise reader.error(field, f"has offset {stored.offset}, not a multiple of the alignment {alignment}")
-    return TensorInfo(
+    return TensorEntry(
         name=stored.name,
         shape=stored.shape,
         type=kind,
@@ -271,7 +271,7 @@ def _place(reader: _Reader, stored: _StoredTensor, *, start: int, alignment: int
     )
 
 
-def _check_places(reader: _Reader, tensors: Mapping[str, TensorInfo], *, file_bytes: int) -> None:
+def _check_places(reader: _Reader, tensors: Mapping[str, TensorEntry], *, file_bytes: int) -> None:
     """Every tensor lies inside the file, and no two overlap."""
     end, before = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):

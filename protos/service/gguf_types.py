@@ -20,13 +20,11 @@ TENSOR_TYPES: dict[int, TensorType] = {
     6: TensorType("Q5_0", 32, 22),
     7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
-    9: TensorType("Q8_1", 32, 36),
     10: TensorType("Q2_K", 256, 84),
     11: TensorType("Q3_K", 256, 110),
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
-    15: TensorType("Q8_K", 256, 292),
     16: TensorType("IQ2_XXS", 256, 66),
     17: TensorType("IQ2_XS", 256, 74),
     18: TensorType("IQ3_XXS", 256, 98),
@@ -46,4 +44,4 @@ TENSOR_TYPES: dict[int, TensorType] = {
     35: TensorType("TQ2_0", 256, 66),
     39: TensorType("MXFP4", 32, 17),
 }
-"""Numbers 4, 5, 31-33 and 36-38 were given up by the format."""
+"""Missing numbers were given up by the format, or are types of activations (9, 15), which no file holds."""

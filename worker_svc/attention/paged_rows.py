@@ -27,7 +27,7 @@ class PagedRows:
     pages: Tensor
     """[n * width / page_size] int64, on the device."""
     unused: Tensor
-    """[m] int64, on the device: gathered slots at or past their row's length, in the row's last page."""
+    """[m] int64, on the device: gathered slots that copy an unused slot of the row's last page."""
 
     def gather(self, buffer: Tensor) -> Tensor:
         """[num_kv_heads, n, width, head_dim], owned, from a layer's [num_kv_heads, num_pages, page_size, head_dim]."""
@@ -60,7 +60,9 @@ def paged_rows(rows: Array, group: PageGroup, seq_lens: Array, *, width: int, po
     columns = np.arange(width // page_size)
     places = starts[:, None] + np.where(columns < own[:, None], columns, 0)
     slots = np.arange(width)
-    unused = (slots >= lens[:, None]) & (slots < own[:, None] * page_size)
+    # A first page that stands in for missing ones is itself not full only when it is the row's last.
+    holds_unused = (slots < own[:, None] * page_size) | (own[:, None] == 1)
+    unused = (slots >= lens[:, None]) & holds_unused
     device = pool.keys(0).device
     return PagedRows(
         rows=rows,

@@ -11,12 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protos.wire.errors import UnsupportedFeature
 from worker_svc.attention.paged_rows import PagedRows, group_by_length, paged_rows
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
 QUERY_TILE = 8
 KV_TILE = 64
+_CHECKED_TILES = (1, 2, 3, 5, 12, 17)
+_CHECKED_SHARES = (1, 2, 3, 4, 8)
+"""Query heads per KV head."""
 
 Array = np.ndarray
 
@@ -52,7 +56,9 @@ class TiledAttention:
     """The reproducible back-end."""
 
     def __init__(self, pool: TokenToKVPool) -> None:
+        """Raises UnsupportedFeature on a CPU where a tile's bits depend on the tiles beside it."""
         self.pool = pool
+        _check_tiles(pool.geometry.head_dim)
 
     def plan(self, batch: ForwardBatch) -> TiledMetadata:
         """Cut the batch into tiles."""
@@ -116,6 +122,26 @@ class _RunningSoftmax:
     def output(self) -> Tensor:
         """[heads, num_tiles, 8 * share, head_dim]."""
         return self._weighted / self._sum
+
+
+def _check_tiles(head_dim: int) -> None:
+    """Each tile's products must have the same bits alone, beside others, and with its queries in another order."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, _CHECKED_TILES[-1], KV_TILE, head_dim, generator=generator)
+    for share in _CHECKED_SHARES:
+        query = torch.randn(_CHECKED_TILES[-1], QUERY_TILE * share, head_dim, generator=generator)
+        known = _attend_once(query, keys, values)
+        for count in _CHECKED_TILES:
+            found = _attend_once(query[-count:].flip(1), keys[-count:], values[-count:]).flip(1)
+            if not torch.equal(found, known[-count:]):
+                message = f"on this CPU attention gives other bits for {count} tiles than for more: use numerics fast"
+                raise UnsupportedFeature(message, field="numerics")
+
+
+def _attend_once(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    running = _RunningSoftmax(query[None])
+    running.add(keys[None], values[None], hidden=None)
+    return running.output()[0]
 
 
 def _tiles(gathered: Tensor) -> Tensor:

@@ -119,7 +119,8 @@ class TorchAttention:
         query = query.reshape(heads * count, share, head_dim) * head_dim**-0.5
         scores = torch.bmm(query, keys.transpose(1, 2))
         scores.view(heads, count, share, -1).masked_fill_(group.hidden, -math.inf)
-        output = torch.bmm(torch.softmax(scores, -1), values).view(heads, count, share, head_dim)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+        output = torch.bmm(weights, values).view(heads, count, share, head_dim)
         return output.transpose(0, 1).reshape(count, heads * share, head_dim)
 
     def _extend(self, queries: Tensor, row: ExtendRow, *, layer: int) -> Tensor:

@@ -10,12 +10,12 @@ def inverse_frequencies(head_dim: int, *, base: float) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines of every position. Made once at load, read by all layers."""
+    """Cosines and sines of every position, float32. Made once at load, read by all layers."""
 
-    def __init__(self, frequencies: Tensor, *, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, frequencies: Tensor, *, num_positions: int, device: torch.device) -> None:
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-        self._cosines = angles.cos().to(device, dtype)
-        self._sines = angles.sin().to(device, dtype)
+        self._cosines = angles.cos().to(device)
+        self._sines = angles.sin().to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines at `positions` [n] int64, each [n, 1, head_dim / 2]."""
@@ -23,10 +23,10 @@ class RotaryTable:
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """`heads` [n, num_heads, head_dim] turned by their positions' angles, owned."""
-    left, right = heads.chunk(2, dim=-1)
-    turned = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    """`heads` [n, num_heads, head_dim] turned by their positions' angles, in float32; the same dtype, owned."""
+    left, right = heads.float().chunk(2, dim=-1)
+    turned = torch.empty(heads.shape, dtype=torch.float32, device=heads.device)
     turned_left, turned_right = turned.chunk(2, dim=-1)
     torch.mul(left, cosines, out=turned_left).sub_(right * sines)
     torch.mul(right, cosines, out=turned_right).add_(left * sines)
-    return turned
+    return turned.to(heads.dtype)

@@ -66,6 +66,7 @@ class _Layer:
     mlp: GatedMlp
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
+        """The residual stream is float32 whatever the weights are: rounding it is what costs a bfloat16 model most."""
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation, context)
         return hidden.add_(self.mlp(self.mlp_norm(hidden)))
 
@@ -77,12 +78,13 @@ class Llama:
         self._embedding = parameters["token_embd.weight"]
         self._rotary = _rotary_table(config, parameters)
         self._layers = [_layer(config, parameters, numerics, index=index) for index in range(config.num_layers)]
-        self._norm = RmsNorm(parameters["output_norm.weight"], epsilon=config.norm_epsilon)
-        self._head = numerics.product(parameters.get("output.weight", self._embedding))
+        self._norm = RmsNorm(parameters["output_norm.weight"], epsilon=config.norm_epsilon, dtype=torch.float32)
+        # In float32 even for a bfloat16 model: logits near 20 rounded to 8 bits are off by 0.06.
+        self._head = numerics.product(parameters.get("output.weight", self._embedding).float())
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """See `LanguageModel.hidden_states`."""
-        hidden = functional.embedding(input_ids, self._embedding)
+        hidden = functional.embedding(input_ids, self._embedding).float()
         rotation = self._rotary.at(positions)
         for layer in self._layers:
             hidden = layer(hidden, rotation, context)
@@ -90,29 +92,30 @@ class Llama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `LanguageModel.logits`."""
-        return self._head(hidden).float()
+        return self._head(hidden)
 
 
 def _rotary_table(config: ModelConfig, parameters: Parameters) -> RotaryTable:
     embedding = parameters["token_embd.weight"]
     frequencies = inverse_frequencies(config.head_dim, base=config.rope_base)
     if _ROPE_FACTORS in parameters:
-        frequencies = frequencies / parameters[_ROPE_FACTORS].cpu().float()
-    return RotaryTable(frequencies, num_positions=config.context_tokens, dtype=embedding.dtype, device=embedding.device)
+        frequencies = frequencies / parameters[_ROPE_FACTORS].cpu()
+    return RotaryTable(frequencies, num_positions=config.context_tokens, device=embedding.device)
 
 
 def _layer(config: ModelConfig, parameters: Parameters, numerics: Numerics, *, index: int) -> _Layer:
     prefix = f"blk.{index}."
     shape = AttentionShape(num_q_heads=config.num_q_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    dtype = parameters[prefix + "attn_q.weight"].dtype
     biases = _qkv(config, parameters, prefix, kind="bias") if config.architecture in _WITH_QKV_BIAS else None
     qkv = numerics.product(_qkv(config, parameters, prefix, kind="weight"), biases)
     gate_up = torch.cat((parameters[prefix + "ffn_gate.weight"], parameters[prefix + "ffn_up.weight"]))
     return _Layer(
-        attention_norm=RmsNorm(parameters[prefix + "attn_norm.weight"], epsilon=config.norm_epsilon),
+        attention_norm=RmsNorm(parameters[prefix + "attn_norm.weight"], epsilon=config.norm_epsilon, dtype=dtype),
         attention=SelfAttention(
             shape, qkv=qkv, output=numerics.product(parameters[prefix + "attn_output.weight"]), layer=index
         ),
-        mlp_norm=RmsNorm(parameters[prefix + "ffn_norm.weight"], epsilon=config.norm_epsilon),
+        mlp_norm=RmsNorm(parameters[prefix + "ffn_norm.weight"], epsilon=config.norm_epsilon, dtype=dtype),
         mlp=GatedMlp(
             gate_up=numerics.product(gate_up),
             down=numerics.product(parameters[prefix + "ffn_down.weight"]),

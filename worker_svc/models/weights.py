@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protos.service.gguf_header import GgufHeader, TensorInfo
+from protos.service.gguf_header import GgufHeader, TensorEntry
 from protos.wire.errors import InvalidModelFile
 from worker_svc.models.dequantise import DEQUANTISE
 
@@ -39,7 +39,7 @@ class LoadedParameters:
 def load_parameters(
     path: Path, header: GgufHeader, table: Sequence[ParameterSpec], *, dtype: torch.dtype, device: torch.device
 ) -> LoadedParameters:
-    """Dequantise every parameter of `table` from the file at `path`.
+    """Dequantise every parameter of `table` from the file at `path`. Matrices are of `dtype`, vectors of float32.
 
     Raises:
         InvalidModelFile: a parameter is missing, has another shape, or a type that cannot be dequantised here.
@@ -47,7 +47,10 @@ def load_parameters(
     chosen = {spec.name: _chosen(header, spec) for spec in table if spec.name in header.tensors or not spec.is_optional}
     # Copy-on-write: torch wants writable memory; nothing here writes.
     mapping = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))
-    tensors = {name: _dequantised(mapping, info).to(device, dtype) for name, info in chosen.items()}
+    tensors = {
+        name: _dequantised(mapping, info).to(device, dtype if len(info.shape) > 1 else torch.float32)
+        for name, info in chosen.items()
+    }
     return LoadedParameters(tensors=tensors, extra=tuple(name for name in header.tensors if name not in chosen))
 
 
@@ -63,7 +66,7 @@ def check_fingerprint(path: Path, expected: str) -> None:
         raise InvalidModelFile(f"{path.name}: SHA-256 is {found}, the model card says {expected}", field="weights")
 
 
-def _chosen(header: GgufHeader, spec: ParameterSpec) -> TensorInfo:
+def _chosen(header: GgufHeader, spec: ParameterSpec) -> TensorEntry:
     field = f"tensor {spec.name!r}"
     info = header.tensors.get(spec.name)
     if info is None:
@@ -77,7 +80,7 @@ def _chosen(header: GgufHeader, spec: ParameterSpec) -> TensorInfo:
     return info
 
 
-def _dequantised(mapping: Tensor, info: TensorInfo) -> Tensor:
+def _dequantised(mapping: Tensor, info: TensorEntry) -> Tensor:
     blocks = mapping[info.offset : info.offset + info.num_bytes].view(-1, info.type.block_bytes)
     out = torch.empty((len(blocks), info.type.block_elements), dtype=torch.float32)
     DEQUANTISE[info.type.name](blocks, out)

@@ -5,7 +5,15 @@ import pytest
 from pydantic import Field, model_validator
 
 from protos.service import config
-from protos.service.config import ConfigError, ConfigGroup, UserPath, load_config, load_or_exit
+from protos.service.config import (
+    ConfigError,
+    ConfigGroup,
+    UserPath,
+    environment,
+    load_config,
+    load_or_exit,
+    prefer_environment,
+)
 from protos.service.config_schema import help_text
 
 
@@ -234,3 +242,12 @@ def test_the_copy_of_the_environment_is_a_copy(monkeypatch):
     config.environment()["FORWARDPLANE_X"] = "1"
 
     assert "FORWARDPLANE_X" not in config.environment()
+
+
+def test_a_preferred_variable_gives_way_to_the_users(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("MKL_SPARE", raising=False)
+    prefer_environment({"OMP_WAIT_POLICY": "PASSIVE", "MKL_SPARE": "1"})
+    assert environment()["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert environment()["MKL_SPARE"] == "1"
+    monkeypatch.delenv("MKL_SPARE")

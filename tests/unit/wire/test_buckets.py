@@ -51,3 +51,4 @@ def test_without_graphs_the_reason_is_disabled():
     for buckets in ([], [PREFILL], [empty, PREFILL]):
         choice = choose_bucket(buckets, mode=ForwardMode.DECODE, num_rows=1, num_tokens=1)
         assert choice is GraphRefusal.DISABLED
+    assert choose_bucket([], mode=ForwardMode.IDLE, num_rows=0, num_tokens=0) is GraphRefusal.DISABLED

@@ -166,6 +166,17 @@ def test_bytes_that_are_no_plan():
         decode_plan(b"\xff\xff\xff")
     with pytest.raises(InvalidPlan, match="the limit is 8388608"):
         decode_plan(bytes((8 << 20) + 1))
+    with pytest.raises(InvalidPlan, match="cannot be read"):
+        decode_plan(bytes(8 << 20))
+
+
+def test_lists_may_be_as_long_as_their_caps():
+    changed = message()
+    changed.forwards.extend([changed.forwards[0]] * 15)
+    changed.page_tables.extend([changed.page_tables[0]] * 2)
+    changed.identity.traceparent = "0" * 64
+    plan = decode_plan(changed.SerializeToString())
+    assert (len(plan.forwards), len(plan.page_tables), len(plan.identity.traceparent)) == (16, 4, 64)
 
 
 def test_the_identity_of_a_malformed_plan_can_be_read():

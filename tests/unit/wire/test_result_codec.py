@@ -78,6 +78,8 @@ def test_bytes_that_are_no_result():
         decode_result(b"\xff\xff\xff")
     with pytest.raises(DataFault, match="the limit is 8388608"):
         decode_result(bytes((8 << 20) + 1))
+    with pytest.raises(DataFault, match="cannot be read"):
+        decode_result(bytes(8 << 20))
     with pytest.raises(DataFault, match=r"identity\.incarnation"):
         decode_result(b"")
 

@@ -3,10 +3,10 @@ import pytest
 from protos.wire.codec import worker_info_from_proto, worker_info_to_proto
 from protos.wire.enums import Feature, ForwardMode, GraphPhase
 from protos.wire.errors import ProtocolMismatch
-from tests.support.plans import make_full_info, make_info
+from tests.support.plans import full_sub_pool, make_full_info, make_info
 
 
-@pytest.mark.parametrize("info", [make_info(), make_full_info()])
+@pytest.mark.parametrize("info", [make_info(), make_full_info(), make_info(sub_pools=[full_sub_pool(page_size=1)])])
 def test_a_worker_info_comes_back_equal(info):
     assert worker_info_from_proto(worker_info_to_proto(info)) == info
 

@@ -41,18 +41,17 @@ def test_forced_ids_as_decode_steps_give_the_known_log_probabilities(worker):
         for case in CASES
     ]
     PlanDriver(worker, budget_tokens=2048).run(*requests)
-    compared = 0
+    steps = []
     for case, request in zip(CASES, requests, strict=True):
-        assert len(request.top) == len(case["greedy_ids"])
-        for found, known in zip(request.top, case["top5_logprobs"], strict=True):
-            values = dict(found)
-            ranked = [value for _, value in found]
-            np.testing.assert_allclose(ranked, [value for _, value in known], atol=TOLERANCE)
-            for token_id, value in known:
-                if token_id in values:
-                    assert values[token_id] == pytest.approx(value, abs=TOLERANCE)
-                    compared += 1
-    assert compared > 0.98 * 5 * sum(len(case["greedy_ids"]) for case in CASES)
+        steps += zip(request.top, case["top5_logprobs"], strict=True)
+    assert len(steps) == sum(len(case["greedy_ids"]) for case in CASES)
+    for found, known in steps:
+        np.testing.assert_allclose([value for _, value in found], [value for _, value in known], atol=TOLERANCE)
+    # Of ids as well as of ranks; two ids within the tolerance may change places.
+    pairs = [(dict(found).get(token_id), value) for found, known in steps for token_id, value in known]
+    shared = [(mine, theirs) for mine, theirs in pairs if mine is not None]
+    assert len(shared) > 0.98 * len(pairs)
+    np.testing.assert_allclose(*zip(*shared, strict=True), atol=TOLERANCE)
 
 
 def test_free_runs_give_the_known_ids(free_ids):

@@ -1,0 +1,95 @@
+// The check products and the choice among the instruction sets.
+#include "products.h"
+
+#include <cstring>
+
+#include "simd.h"
+
+namespace fp {
+namespace {
+
+float half_of(const uint8_t* at, int index) {
+    uint16_t bits;
+    memcpy(&bits, at + 2 * index, sizeof bits);
+    return half_to_float(bits);
+}
+
+float float_of(const uint8_t* at, int index) {
+    float value;
+    memcpy(&value, at + 4 * index, sizeof value);
+    return value;
+}
+
+// The weight of input `i` and column `c` in a panel block, straight from the layout in packed_matrix.h.
+template <Packing P>
+float weight_at(const uint8_t* block, int i, int c) {
+    if constexpr (P == Packing::kNibblesHalf || P == Packing::kNibblesFloat) {
+        const uint8_t byte = block[i / 8 * 64 + c * 4 + i % 4];
+        const auto q = static_cast<float>(i % 8 < 4 ? byte & 15 : byte >> 4);
+        const uint8_t* scales = block + kPanel * kBlock / 2;
+        if constexpr (P == Packing::kNibblesHalf) return half_of(scales, c) * q + half_of(scales, kPanel + c);
+        return float_of(scales, c) * q + float_of(scales, kPanel + c);
+    } else {
+        const auto q = static_cast<float>(static_cast<int8_t>(block[i / 2 * 32 + c * 2 + i % 2]));
+        const uint8_t* scales = block + kPanel * kBlock;
+        if constexpr (P == Packing::kBytesHalf) return half_of(scales, c) * q;
+        return float_of(scales, i / 16 * kPanel + c) * q;
+    }
+}
+
+template <Packing P>
+void check_product(const uint8_t* panel, const Activations& x, int first, int count, float* out, size_t stride,
+                   const ProductScratch& scratch) {
+    float* weights = scratch.floats;
+    const size_t block_bytes = panel_block_bytes(P);
+    for (int i = 0; i < x.k; ++i) {
+        for (int c = 0; c < kPanel; ++c) weights[i * kPanel + c] = weight_at<P>(panel + i / kBlock * block_bytes, i % kBlock, c);
+    }
+    for (int row = 0; row < count; ++row) {
+        const float* from = x.f32 + static_cast<size_t>(first + row) * x.k;
+        __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
+        for (int i = 0; i < x.k; ++i) {
+            const __m256 value = _mm256_set1_ps(from[i]);
+            low = _mm256_fmadd_ps(value, _mm256_loadu_ps(weights + i * kPanel), low);
+            high = _mm256_fmadd_ps(value, _mm256_loadu_ps(weights + i * kPanel + 8), high);
+        }
+        _mm256_storeu_ps(out + row * stride, low);
+        _mm256_storeu_ps(out + row * stride + 8, high);
+    }
+}
+
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+
+}  // namespace
+
+const ProductTable kCheckProducts = {check_product<Packing::kNibblesHalf>, check_product<Packing::kNibblesFloat>,
+                                     check_product<Packing::kBytesHalf>, check_product<Packing::kBytesSplit>, true};
+
+bool supports(int variant) {
+    switch (variant) {
+        case FP_AUTO:
+        case FP_AVX2:
+        case FP_CHECK: return has_avx2();
+        case FP_AVX512_VNNI: return has_avx512();
+        default: return false;
+    }
+}
+
+const ProductTable& products_for(int variant, int* chosen) {
+    if (!supports(variant)) fail(FP_UNSUPPORTED, "this machine lacks the instructions of variant %d", variant);
+    *chosen = variant != FP_AUTO ? variant : has_avx512() ? FP_AVX512_VNNI : FP_AVX2;
+    switch (*chosen) {
+        case FP_AVX512_VNNI: return kAvx512Products;
+        case FP_CHECK: return kCheckProducts;
+        default: return kAvx2Products;
+    }
+}
+
+}  // namespace fp

@@ -1,0 +1,1 @@
+"""Slow, obvious references of the native operators: the oracle of their tests."""

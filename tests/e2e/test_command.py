@@ -1,0 +1,139 @@
+"""The forwardplane command as a user meets it: JSON answers, one-line errors, exit codes, bad files, taken ports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from protos.client.serve_command import ServeOptions, resolve_model
+from tests.support.served import on_free_ports, served
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+COMMAND = (sys.executable, "-m", "protos.client.command")
+OK, FAILURE, USAGE, REFUSED = 0, 1, 2, 3
+
+
+def run(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    options = on_free_ports(ServeOptions())
+    ports = {"--port": options.port, "--health-port": options.health_port, "--worker-port": options.worker_port}
+    ports |= {"--worker-health-port": options.worker_health_port, "--metrics-port": options.metrics_port}
+    ports |= {"--edge-metrics-port": options.edge_metrics_port, "--worker-metrics-port": options.worker_metrics_port}
+    flags = [part for flag, port in ports.items() if flag not in arguments for part in (flag, str(port))]
+    return run("serve", *arguments, *flags)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(numerics="reproducible") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def weights() -> Path:
+    return resolve_model(ServeOptions(), Console(quiet=True)).weights
+
+
+def one_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def test_generate_streams_text_and_json_holds_the_same(server):
+    question = ("What is the capital of France?", "--target", server.target, "--temperature", "0")
+    plain = run("generate", *question)
+    assert (plain.returncode, plain.stdout.strip()) == (OK, "The capital of France is Paris.")
+    last = run("generate", *question, "--json", "--logprobs", "2").stdout.strip().splitlines()[-1]
+    answer = json.loads(last)
+    assert answer["text"] == "The capital of France is Paris."
+    assert answer["finish_reason"] == "stop"
+    assert answer["usage"] == {"prompt_tokens": 37, "cached_tokens": 0, "output_tokens": len(answer["token_ids"])}
+    assert [item["token_id"] for item in answer["logprobs"]] == answer["token_ids"]
+    assert all(len(item["top"]) == 2 for item in answer["logprobs"])
+
+
+def test_ids_in_ids_out_with_a_length_finish(server):
+    done = run("generate", "--ids", "504,3575,282", "--target", server.target, "--max-tokens", "3", "--json")
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(answer["token_ids"]) == 3
+    assert answer["finish_reason"] == "length"
+
+
+def test_status_shows_a_table_of_workers(server):
+    done = run("status", "--target", server.target)
+    assert done.returncode == OK
+    assert "SERVING" in done.stdout
+    assert f"127.0.0.1:{server.options.worker_port}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("x", "--max-tokens", "999999"), "max_tokens"),
+        (("x", "--top-p", "0"), "top_p"),
+        (("x", "--temperature", "nan"), "temperature"),
+        (("--ids", "49152"), "49152"),
+        (("", "--raw"), "text is empty"),
+    ],
+)
+def test_a_refusal_is_one_line_that_names_the_field_and_exit_code_3(server, arguments, field):
+    done = run("generate", *arguments, "--target", server.target)
+    assert done.returncode == REFUSED
+    assert field in one_line(done.stderr)
+
+
+def test_wrong_usage_is_exit_code_2():
+    assert run("generate", "x", "--no-such-flag").returncode == USAGE
+    assert run("generate", "x", "--max-tokens", "many").returncode == USAGE
+
+
+def test_an_unreachable_server_says_so_in_one_line(free_port):
+    done = run("generate", "x", "--target", f"127.0.0.1:{free_port}")
+    assert done.returncode == FAILURE
+    assert f"127.0.0.1:{free_port}" in one_line(done.stderr)
+
+
+def test_an_unknown_model_lists_the_known_ones():
+    done = run("serve", "--model", "no-such-model")
+    assert done.returncode == REFUSED
+    assert "smollm2-135m-instruct" in one_line(done.stderr)
+
+
+def test_a_taken_port_is_named(server):
+    done = serve("--port", str(server.options.port))
+    assert done.returncode != OK
+    assert str(server.options.port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def damaged(weights: Path, folder: Path, kind: str) -> Path:
+    target = folder / f"{kind}.gguf"
+    with weights.open("rb") as file:
+        head = file.read(4 << 20)
+    if kind == "text":
+        target.write_text("This is not a model.\n" * 50)
+    elif kind == "empty":
+        target.write_bytes(b"")
+    elif kind == "truncated":
+        target.write_bytes(head)
+    elif kind == "short-header":
+        target.write_bytes(head[:1000])
+    else:
+        target.write_bytes(head[:8] + (1 << 60).to_bytes(8, "little") + head[16:])
+    return target
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "truncated", "short-header", "huge-count"])
+def test_a_damaged_gguf_is_refused_in_one_line(weights, tmp_path, kind):
+    path = damaged(weights, tmp_path, kind)
+    done = run("serve", "--model", str(path), "--model-cache", str(tmp_path / "cache"))
+    assert done.returncode == REFUSED
+    assert "Traceback" not in done.stderr
+    assert path.name in one_line(done.stderr)
