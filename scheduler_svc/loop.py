@@ -18,11 +18,11 @@ from scheduler_svc.core.events import (
     Event,
     Instruction,
     RequestCancelled,
+    RequestFinished,
     RequestRefused,
     RequestSubmitted,
     ResultReceived,
     SendPlan,
-    TokensReleased,
     WorkerAttached,
     WorkerLost,
 )
@@ -192,7 +192,7 @@ class CoreLoop:
             self._send(instruction, now)
             return
         self._outbox.add(instruction)
-        if not isinstance(instruction, TokensReleased):
+        if isinstance(instruction, RequestFinished | RequestRefused):
             self._queue_times.ended(instruction.stream)
 
     def _send(self, instruction: SendPlan, now: float) -> None:

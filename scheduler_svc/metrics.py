@@ -23,6 +23,7 @@ class RequestMetrics:
     running: Gauge
     waiting: Gauge
     prompt_tokens: Counter
+    prompt_tokens_cached: Counter
     output_tokens: Counter
     retractions: Counter
     migrations: Counter
@@ -39,7 +40,17 @@ class StepMetrics:
     batch_rows: Histogram
     kv_pages: Gauge
     kv_pages_used: Gauge
+    kv_pages_cached: Gauge
     kv_usage_ratio: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheMetrics:
+    """The prefix caches of all workers. Set by the loop."""
+
+    queried_tokens: Counter
+    hit_tokens: Counter
+    evicted_pages: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,7 @@ class CoreMetrics:
 
     requests: RequestMetrics
     step: StepMetrics
+    cache: CacheMetrics
     plans: PlanMetrics
     workers: WorkerMetrics
     build: Info
@@ -120,6 +132,7 @@ def create_metrics(registry: CollectorRegistry) -> CoreMetrics:
     return CoreMetrics(
         requests=_request_metrics(registry),
         step=_step_metrics(registry),
+        cache=_cache_metrics(registry),
         plans=_plan_metrics(registry),
         workers=_worker_metrics(registry),
         build=Info(PREFIX + "build", "Version of this process.", registry=registry),
@@ -139,6 +152,9 @@ def _request_metrics(registry: CollectorRegistry) -> RequestMetrics:
         running=Gauge(PREFIX + "requests_running", "Requests that hold pages of a worker.", registry=registry),
         waiting=Gauge(PREFIX + "requests_waiting", "Requests that wait for admission.", registry=registry),
         prompt_tokens=Counter(PREFIX + "prompt_tokens", "Prompt tokens of ended requests.", registry=registry),
+        prompt_tokens_cached=Counter(
+            PREFIX + "prompt_tokens_cached", "Prompt tokens found in a prefix cache.", registry=registry
+        ),
         output_tokens=Counter(PREFIX + "output_tokens", "Output tokens released.", registry=registry),
         retractions=Counter(PREFIX + "retractions", "Requests retracted to give their pages back.", registry=registry),
         migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", registry=registry),
@@ -165,8 +181,21 @@ def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
         ),
         batch_rows=Histogram(PREFIX + "batch_rows", "Rows of a plan.", buckets=ROWS_BUCKETS, registry=registry),
         kv_pages=Gauge(PREFIX + "kv_pages", "Usable KV pages of attached workers.", registry=registry),
-        kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages in use.", registry=registry),
+        kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages that requests hold.", registry=registry),
+        kv_pages_cached=Gauge(
+            PREFIX + "kv_pages_cached", "KV pages in a prefix cache that no request holds.", registry=registry
+        ),
         kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
+    )
+
+
+def _cache_metrics(registry: CollectorRegistry) -> CacheMetrics:
+    return CacheMetrics(
+        queried_tokens=Counter(
+            PREFIX + "prefix_cache_queried_tokens", "Known tokens of placed requests.", registry=registry
+        ),
+        hit_tokens=Counter(PREFIX + "prefix_cache_hit_tokens", "Of these, found in a cache.", registry=registry),
+        evicted_pages=Counter(PREFIX + "prefix_cache_evicted_pages", "Cached pages given up.", registry=registry),
     )
 
 

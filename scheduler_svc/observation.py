@@ -107,10 +107,15 @@ class Exporter:
         requests.waiting.set(gauges.waiting)
         step.kv_pages.set(_pages(gauges))
         step.kv_pages_used.set(_pages_used(gauges))
+        step.kv_pages_cached.set(sum(sum(worker.pages_cached) for worker in gauges.workers))
         step.kv_usage_ratio.set(_usage(gauges))
         for name, counter, value in (
             ("prompt", requests.prompt_tokens, counters.prompt_tokens),
             ("output", requests.output_tokens, counters.output_tokens),
+            ("cached", requests.prompt_tokens_cached, counters.cache.prompt_tokens),
+            ("queried", self.metrics.cache.queried_tokens, counters.cache.queried_tokens),
+            ("hit", self.metrics.cache.hit_tokens, counters.cache.hit_tokens),
+            ("evicted", self.metrics.cache.evicted_pages, _evicted_pages(gauges, counters)),
             ("retractions", requests.retractions, counters.retractions),
             ("migrations", requests.migrations, counters.migrations),
             ("prefill", step.scheduled_tokens.labels("prefill"), counters.prefill_tokens),
@@ -158,6 +163,10 @@ def _pages(gauges: CoreGauges) -> int:
 
 def _pages_used(gauges: CoreGauges) -> int:
     return sum(sum(worker.pages_used) for worker in gauges.workers)
+
+
+def _evicted_pages(gauges: CoreGauges, counters: CoreCounters) -> int:
+    return counters.cache.evicted_pages + sum(worker.evicted_pages for worker in gauges.workers)
 
 
 def _usage(gauges: CoreGauges) -> float:

@@ -34,6 +34,19 @@ Prompt = str | Chat | TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """When and beside whom a request runs."""
+
+    cache_salt: str = ""
+    """Cached prefixes are shared only between this caller's requests with the same salt."""
+    priority: int = 0
+    """Higher goes first where the server schedules by priority: -10 .. 10."""
+
+
+DEFAULT_SCHEDULING = Scheduling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
     """What a caller may say about one request. `None` leaves the choice to the server."""
 
@@ -53,6 +66,7 @@ class GenerateOptions:
     keep_special_tokens: bool = False
     model: str | None = None
     client_tag: str = ""
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +180,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.G
         client_tag=options.client_tag,
         logprobs=options.logprobs,
         keep_special_tokens=True if options.keep_special_tokens else None,
+        cache_salt=options.scheduling.cache_salt or None,
+        priority=options.scheduling.priority or None,
     )
     if isinstance(prompt, str):
         message.text = prompt

@@ -68,6 +68,11 @@ class BridgeClient:
         self._pending.want_load = True
         self._schedule(0)
 
+    def ask_flush(self) -> None:
+        """Ask to empty the prefix caches; the answer arrives as a `CoreToEdge.flushed`."""
+        self._pending.want_flush = True
+        self._schedule(0)
+
     async def receive(self) -> CoreToEdge | None:
         """The core's next message; None when the core is gone.
 

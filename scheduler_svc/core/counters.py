@@ -6,6 +6,20 @@ from protos.wire.enums import FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
+class CacheCounters:
+    """Of the prefix caches of all workers."""
+
+    queried_tokens: int = 0
+    """Known tokens of requests when they were placed, again after a retraction or migration."""
+    hit_tokens: int = 0
+    """Of these, found in the cache."""
+    prompt_tokens: int = 0
+    """Of these, in prompts, when their request was first placed: the sum of the `cached_tokens` of all usages."""
+    evicted_pages: int = 0
+    """Of workers that were lost; attached ones count in their gauges."""
+
+
+@dataclass(slots=True, kw_only=True)
 class CoreCounters:
     """Since the process started."""
 
@@ -17,14 +31,6 @@ class CoreCounters:
     """Planned in decode rows."""
     prompt_tokens: int = 0
     """Of accepted requests."""
-    cached_prompt_tokens: int = 0
-    """Of these, found in the prefix cache when their request was first placed."""
-    cache_queried_tokens: int = 0
-    """Known tokens of requests when they were placed, again after a retraction or migration."""
-    cache_hit_tokens: int = 0
-    """Of these, found in the prefix cache."""
-    cache_evicted_pages: int = 0
-    """Of workers that were lost; attached ones count in their gauges."""
     output_tokens: int = 0
     """Released to streams."""
     retractions: int = 0
@@ -38,6 +44,7 @@ class CoreCounters:
     """Rows whose request had ended or moved on before their result: wasted work."""
     late_results: int = 0
     """Whole results of a term or seq that was not expected."""
+    cache: CacheCounters = field(default_factory=CacheCounters)
     refused: dict[str, int] = field(default_factory=dict)
     """By reason of the error taxonomy."""
     finished: dict[FinishReason, int] = field(default_factory=dict)

@@ -94,7 +94,7 @@ def _lose(state: SchedulerState, name: str) -> None:
     for request in list(worker.running.values()):
         requeue(state, request)
         state.counters.migrations += 1
-    state.counters.cache_evicted_pages += worker.memory.cache.evicted_pages
+    state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
     del state.workers[name]
 
 

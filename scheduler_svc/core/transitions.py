@@ -35,11 +35,11 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     request.kv_len = request.planned_len = len(request.holding.path) * memory.page_size
     worker.running[request.handle] = request
     use.matches.clear()
-    state.counters.cache_queried_tokens += request.sampled_len
-    state.counters.cache_hit_tokens += request.kv_len
+    state.counters.cache.queried_tokens += request.sampled_len
+    state.counters.cache.hit_tokens += request.kv_len
     if use.cached_tokens is None:
         use.cached_tokens = min(request.kv_len, request.prompt_len)
-        state.counters.cached_prompt_tokens += use.cached_tokens
+        state.counters.cache.prompt_tokens += use.cached_tokens
 
 
 def requeue(state: SchedulerState, request: Request) -> None:

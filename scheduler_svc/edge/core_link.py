@@ -11,18 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, StreamUpdate, SubmitStream
-from protos.forwardplane.v1.generate_pb2 import GetLoadReply
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream
+from scheduler_svc.edge.core_questions import CoreQuestions
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_MS = 1000
-_LOAD_TIMEOUT_S = 5.0
 
 
 class CoreConnection(Protocol):
@@ -38,6 +37,10 @@ class CoreConnection(Protocol):
 
     def ask_load(self) -> None:
         """Ask for a load snapshot."""
+        ...
+
+    def ask_flush(self) -> None:
+        """Ask to empty the prefix caches."""
         ...
 
     async def receive(self) -> CoreToEdge | None:
@@ -65,7 +68,7 @@ class CoreLink:
         self._streams: dict[int, CallerStream] = {}
         self._stream_of_request: dict[str, CallerStream] = {}
         self._next_stream_id = itertools.count(1)
-        self._load_waiters: list[asyncio.Future[GetLoadReply]] = []
+        self.questions = CoreQuestions(ask_load=connection.ask_load, ask_flush=connection.ask_flush)
         self._facts_changed: Callable[[ModelFacts], None] | None = None
         self._is_gone = False
         self._reading: asyncio.Task[None] | None = None
@@ -164,27 +167,6 @@ class CoreLink:
             raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
         self.end(stream, FinishReason.FINISH_REASON_ABORT)
 
-    async def load(self) -> GetLoadReply:
-        """The core's load now.
-
-        Raises:
-            UnavailableError: the core is gone or does not answer.
-        """
-        if self._is_gone:
-            raise UnavailableError("the scheduler core is gone")
-        if not self._load_waiters:
-            self._connection.ask_load()
-        waiter: asyncio.Future[GetLoadReply] = asyncio.get_running_loop().create_future()
-        self._load_waiters.append(waiter)
-        try:
-            async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                return await waiter
-        except TimeoutError as error:
-            raise UnavailableError("the scheduler core does not answer") from error
-        finally:
-            if waiter in self._load_waiters:
-                self._load_waiters.remove(waiter)
-
     async def _read(self) -> None:
         try:
             while (message := await self._connection.receive()) is not None:
@@ -202,11 +184,7 @@ class CoreLink:
             self._facts = model_facts(card, message.model, has_chat_template=can_chat)
             if self._facts_changed is not None:
                 self._facts_changed(self._facts)
-        if message.HasField("load"):
-            waiters, self._load_waiters = self._load_waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(message.load)
+        self.questions.take(message)
 
     def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
         stream.update(update)
@@ -230,6 +208,4 @@ class CoreLink:
         for stream in list(self._streams.values()):
             stream.fail(error)
             self._forget(stream)
-        for waiter in self._load_waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self.questions.core_lost(error)

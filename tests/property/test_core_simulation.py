@@ -13,13 +13,21 @@ from protos.wire.enums import Feature, FinishReason, RowFailure
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import PlanRejection
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.core.events import RequestFinished, RequestRefused, RequestSpec, ResultReceived, Sampling
+from scheduler_svc.core.events import (
+    CacheFlushRequested,
+    RequestFinished,
+    RequestRefused,
+    RequestSpec,
+    ResultReceived,
+    Sampling,
+)
 from scheduler_svc.core.request import RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import NEVER, CoreHarness, make_spec, oracle, small_info
 from tests.support.plans import PLAIN_FEATURES, full_sub_pool, window_sub_pool
 
-SEEDS = 25
+CACHE_EVENTS = ("hit_tokens", "evicted_pages")
+SEEDS = 60
 TURNS = 80
 FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows", "late_results")
 
@@ -34,7 +42,8 @@ class Life:
         self.names = [f"w{index}" for index in range(self.random.choice([1, 1, 2, 3]))]
         self.next_stream = 1
         self.rates = {
-            name: self.random.choice([0, 0.02, 0.1]) for name in ("cancel", "lose", "deadline", "nan", "reject")
+            name: self.random.choice([0, 0.02, 0.1])
+            for name in ("cancel", "lose", "deadline", "nan", "reject", "flush")
         }
         self.calm = False
         self.late: list[ResultReceived] = []
@@ -56,7 +65,8 @@ class Life:
         pools = [full_sub_pool(num_pages=num_pages, page_size=page_size)]
         features = PLAIN_FEATURES | {Feature.WINDOW_SUB_POOL}
         if self.random.random() < 0.3:
-            pools.append(window_sub_pool(num_pages=200, page_size=page_size, window_tokens=6))
+            pages = self.random.choice([num_pages, 200])
+            pools.append(window_sub_pool(num_pages=pages, page_size=page_size, window_tokens=6))
         if self.random.random() < 0.2:
             features -= {Feature.TOKEN_REFERENCES}
         return small_info(
@@ -87,7 +97,8 @@ class Life:
         dies = self.random.random() < self.rates["deadline"]
         spec = make_spec(
             self.next_stream,
-            prompt=[self.random.randrange(97) for _ in range(prompt)],
+            prompt=self._prompt(prompt),
+            isolation_domain=self.random.choice([b"", b"", b"other"]),
             max_tokens=min(total - prompt, 24),
             sampling=sampling,
             stop_token_ids=frozenset(self.random.sample(range(97), self.random.choice([0, 4, 8]))),
@@ -96,6 +107,15 @@ class Life:
         )
         self.next_stream += 1
         return spec
+
+    def _prompt(self, length: int) -> list[int]:
+        """Often the beginning of one of two books, sometimes with an end of its own."""
+        if self.random.random() < 0.3:
+            return [self.random.randrange(97) for _ in range(length)]
+        step = self.random.choice([7, 11])
+        tail = self.random.choice([0, 0, 1, 3])
+        shared = [(step * position) % 97 for position in range(length - min(tail, length))]
+        return shared + [self.random.randrange(97) for _ in range(length - len(shared))]
 
     def turn(self) -> None:
         harness = self.harness
@@ -111,6 +131,8 @@ class Life:
             harness.cancel(stream.stream_id, self.random.choice([FinishReason.ABORT, FinishReason.STOP]))
         if attached and self.random.random() < self.rates["lose"]:
             self._lose(self.random.choice(attached))
+        if self.random.random() < self.rates["flush"]:
+            harness.step(CacheFlushRequested(0))
         if self.late and self.random.random() < 0.3:
             harness.step(self.late.pop())
         busy = [name for name in harness.workers if harness.pending[name]]
@@ -124,6 +146,13 @@ class Life:
         while self.harness.pending[name]:
             self.late.append(ResultReceived(name, self.harness.execute(name)))
         self.harness.lose(name)
+
+    def cache_events(self) -> dict[str, int]:
+        """What the caches did."""
+        state = self.harness.state
+        evicted = sum(worker.evicted_pages for worker in state.gauges().workers)
+        cache = state.counters.cache
+        return {"hit_tokens": cache.hit_tokens, "evicted_pages": cache.evicted_pages + evicted}
 
     def settle(self) -> None:
         """No more faults: everything that is left must end."""
@@ -152,6 +181,7 @@ def _check_streams(life: Life) -> None:
         assert isinstance(end, RequestFinished), end
         assert got == whole[: len(got)]
         assert (end.usage.prompt_tokens, end.usage.output_tokens) == (len(spec.prompt_ids), len(got))
+        assert 0 <= end.usage.cached_tokens < len(spec.prompt_ids)
         if end.stop_token_id is not None or end.reason is FinishReason.LENGTH:
             assert got == whole
 
@@ -170,7 +200,8 @@ def test_every_stream_gets_the_tokens_of_an_undisturbed_run():
         counters = life.harness.state.counters
         ends.update(counters.finished)
         faults.update({name: getattr(counters, name) for name in FAULTS})
-    assert all(faults[name] >= 10 for name in FAULTS), faults
+        faults.update(life.cache_events())
+    assert all(faults[name] >= 10 for name in (*FAULTS, *CACHE_EVENTS)), faults
     assert all(ends[reason] >= 10 for reason in FinishReason if reason is not FinishReason.ERROR), ends
 
 
@@ -191,8 +222,9 @@ def test_the_same_events_give_the_same_plans_byte_for_byte(seed):
     budget=st.sampled_from([2, 4, 8]),
     sizes=st.lists(st.tuples(st.integers(1, 17), st.integers(1, 17)), min_size=1, max_size=8),
     at_capacity=st.lists(st.sampled_from([-1, 0, 1]), max_size=3),
+    shares=st.booleans(),
 )
-def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, at_capacity):
+def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, at_capacity, shares):
     page_size = 2
     capacity = usable * page_size
     sizes = sizes + [(max(1, capacity // 2), capacity - max(1, capacity // 2) + off) for off in at_capacity]
@@ -200,7 +232,12 @@ def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, 
     harness = CoreHarness(CoreSettings(budget_tokens=budget))
     harness.attach(info=info)
 
-    specs = [make_spec(i, prompt=prompt, max_tokens=more) for i, (prompt, more) in enumerate(sizes) if more > 0]
+    book = [(7 * position) % 97 for position in range(64)]
+    specs = [
+        make_spec(i, prompt=book[:prompt] if shares else prompt, max_tokens=more)
+        for i, (prompt, more) in enumerate(sizes)
+        if more > 0
+    ]
     harness.submit(*specs)
     _run_and_watch_the_oldest(harness)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, SubmitStream
+from protos.forwardplane.v1.generate_pb2 import FlushCacheReply
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.wire.errors import DataFault, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
@@ -24,6 +25,7 @@ class Connection:
         self.submits: list[SubmitStream] = []
         self.cancels: list[CancelStream] = []
         self.load_questions = 0
+        self.flush_questions = 0
         self.arriving: asyncio.Queue[CoreToEdge | DataFault | None] = asyncio.Queue()
 
     def submit(self, submit: SubmitStream) -> None:
@@ -34,6 +36,9 @@ class Connection:
 
     def ask_load(self) -> None:
         self.load_questions += 1
+
+    def ask_flush(self) -> None:
+        self.flush_questions += 1
 
     async def receive(self) -> CoreToEdge | None:
         message = await self.arriving.get()
@@ -152,7 +157,7 @@ async def test_streams_are_bounded(tmp_path: Path) -> None:
 async def test_when_the_core_is_gone_everything_ends(tmp_path: Path, last_word: DataFault | None) -> None:
     async with Rig(tmp_path) as rig:
         stream = rig.open()
-        load = asyncio.create_task(rig.link.load())
+        load = asyncio.create_task(rig.link.questions.load())
         await asyncio.sleep(0)
         await rig.say(last_word)
         assert isinstance(stream.error, UnavailableError)
@@ -165,8 +170,8 @@ async def test_when_the_core_is_gone_everything_ends(tmp_path: Path, last_word: 
 
 async def test_one_question_answers_all_who_ask_for_the_load(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
-        asking = [asyncio.create_task(rig.link.load()) for _ in range(3)]
-        left = asyncio.create_task(rig.link.load())
+        asking = [asyncio.create_task(rig.link.questions.load()) for _ in range(3)]
+        left = asyncio.create_task(rig.link.questions.load())
         await asyncio.sleep(0)
         left.cancel()
         message = CoreToEdge()
@@ -184,3 +189,20 @@ async def test_facts_follow_the_core(tmp_path: Path) -> None:
         await rig.say(CoreToEdge(model=CoreModel(context_tokens=1 << 20, logits_width=300)))
         assert [(facts.context_tokens, facts.is_serving) for facts in heard] == [(64, True), (128, False)]
         assert rig.link.facts is heard[-1]
+
+
+async def test_a_flush_is_answered_and_fails_without_a_core(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        asking = asyncio.create_task(rig.link.questions.flush_cache())
+        later = asyncio.create_task(rig.link.questions.flush_cache())
+        await asyncio.sleep(0)
+        message = CoreToEdge(flushed=FlushCacheReply(freed_pages=0))
+        await rig.say(message)
+        assert (await asking).freed_pages == 0
+        assert not later.done(), "a flush is not answered by an earlier one"
+        await rig.say(CoreToEdge(flushed=FlushCacheReply(freed_pages=3)))
+        assert (await later).freed_pages == 3
+        assert (rig.connection.flush_questions, rig.connection.load_questions) == (2, 0)
+        await rig.say(None)
+        with pytest.raises(UnavailableError):
+            await rig.link.questions.flush_cache()

@@ -8,7 +8,15 @@ from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
 from scheduler_svc.observation import Exporter, QueueTimes
 
 NAMES = {
-    *("requests_finished", "requests_running", "requests_waiting", "kv_pages", "kv_pages_used", "kv_usage_ratio"),
+    *(
+        "requests_finished",
+        "requests_running",
+        "requests_waiting",
+        "kv_pages",
+        "kv_pages_used",
+        "kv_pages_cached",
+        "kv_usage_ratio",
+    ),
     *("queue_seconds", "prompt_tokens", "output_tokens", "retractions", "step_build_seconds", "plan_encode_seconds"),
     *("plan_bytes", "plan_rtt_seconds", "plan_overhead_seconds", "plans_in_flight", "plan_nacks", "late_results"),
     *("scheduled_tokens", "batch_rows", "worker_up", "worker_state", "epoch", "loop_lag_seconds", "build", "model"),
@@ -58,8 +66,18 @@ def test_counters_rise_by_what_was_added_only():
     exporter = Exporter(create_metrics(registry))
     counters = CoreCounters(output_tokens=5, retractions=1, finished={FinishReason.STOP: 2}, refused={"QUEUE_FULL": 1})
     workers = (
-        WorkerGauges(worker="a", requests=1, plans_in_flight=0, pages=(10, 4), pages_used=(3, 1)),
-        WorkerGauges(worker="b", requests=0, plans_in_flight=0, pages=(6,), pages_used=(0,)),
+        WorkerGauges(
+            worker="a",
+            requests=1,
+            plans_in_flight=0,
+            pages=(10, 4),
+            pages_used=(3, 1),
+            pages_cached=(2, 0),
+            evicted_pages=5,
+        ),
+        WorkerGauges(
+            worker="b", requests=0, plans_in_flight=0, pages=(6,), pages_used=(0,), pages_cached=(6,), evicted_pages=1
+        ),
     )
     gauges = CoreGauges(running=1, waiting=2, waiting_tokens=0, new_token_ratio=0.5, workers=workers)
     exporter.export(gauges, counters)
