@@ -27,7 +27,7 @@ from tests.support.core_harness import NEVER, CoreHarness, make_spec, oracle, sm
 from tests.support.plans import PLAIN_FEATURES, full_sub_pool, window_sub_pool
 
 CACHE_EVENTS = ("hit_tokens", "evicted_pages")
-SEEDS = 60
+SEEDS = 40
 TURNS = 80
 FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows", "late_results")
 
@@ -65,7 +65,7 @@ class Life:
         pools = [full_sub_pool(num_pages=num_pages, page_size=page_size)]
         features = PLAIN_FEATURES | {Feature.WINDOW_SUB_POOL}
         if self.random.random() < 0.3:
-            pages = self.random.choice([num_pages, 200])
+            pages = self.random.choice([max(3, num_pages // 2), num_pages, 200])
             pools.append(window_sub_pool(num_pages=pages, page_size=page_size, window_tokens=6))
         if self.random.random() < 0.2:
             features -= {Feature.TOKEN_REFERENCES}
@@ -88,7 +88,8 @@ class Life:
         return PlanRejection(reason="INVALID_PLAN", field="rows", row=None, message="refused")
 
     def spec(self) -> RequestSpec:
-        capacity = (self.info.sub_pools[0].num_pages - 1) * self.info.sub_pools[0].page_size
+        full = (self.info.sub_pools[0].num_pages - 1) * self.info.sub_pools[0].page_size
+        capacity = min(full, *(facts.capacity_tokens for facts in self.harness.state.known.values()))
         total = min(self.random.choice([capacity, self.random.randint(2, capacity)]), 32)
         prompt = self.random.randint(1, max(1, self.random.choice([total // 4, total - 1])))
         sampling = Sampling()

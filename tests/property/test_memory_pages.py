@@ -77,7 +77,8 @@ def test_a_long_random_walk_keeps_memory_and_model_in_agreement(page_size, windo
         walk.check()
 
     assert min(walk.hits, walk.evicted, walk.exchanged) >= 20, (walk.hits, walk.evicted, walk.exchanged)
+    assert walk.cut >= 20 or window in (None, 40)
     while walk.readers:
         walk.end(0)
     walk.check()
-    assert walk.memory.available() == [24] * len(walk.memory.allocators)
+    assert walk.memory.available() == [allocator.usable for allocator in walk.memory.allocators]

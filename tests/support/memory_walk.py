@@ -19,9 +19,10 @@ Prefix = tuple[bytes, tuple[int, ...]]
 
 
 def sub_pools(*, page_size: int, pages: int, window: int | None) -> tuple[SubPool, ...]:
+    """The window sub-pool is the smaller one, so that its pages are given up first."""
     pools = (full_sub_pool(num_pages=pages + 1, page_size=page_size),)
     if window is not None:
-        pools += (window_sub_pool(num_pages=pages + 1, page_size=page_size, window_tokens=window),)
+        pools += (window_sub_pool(num_pages=pages // 2 + 2, page_size=page_size, window_tokens=window),)
     return pools
 
 
@@ -54,6 +55,7 @@ class MemoryWalk:
         self.hits = 0
         self.evicted = 0
         self.exchanged = 0
+        self.cut = 0
 
     # --- operations
 
@@ -152,6 +154,7 @@ class MemoryWalk:
         while usable and self.window is not None and not self._is_window_whole(match, usable):
             usable -= 1
         assert match.pages == usable
+        self.cut += whole - usable
 
     def _is_window_whole(self, match: PrefixMatch, pages: int) -> bool:
         assert self.window is not None

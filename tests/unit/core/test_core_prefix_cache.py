@@ -190,14 +190,19 @@ def test_bad_numbers_empty_the_cache_of_what_the_attempt_used_or_brought_in(fail
 
 
 def test_a_retry_after_bad_numbers_uses_no_page_that_others_computed_meanwhile():
-    harness = make_harness(budget_tokens=4, window=1)
-    harness.submit(ask(1, 90, max_tokens=1), ask(2, 91, max_tokens=1))
+    """The second one brings the pages in while the first one tries again; the first one keeps its own."""
+    harness = make_harness()
+    harness.submit(make_spec(1, prompt=SYSTEM[:3], max_tokens=9), make_spec(2, prompt=SYSTEM[:3], max_tokens=9))
     failing = iter([RowFailure.NAN])
     harness.fail_row = lambda plan, row: next(failing, None) if plan.rows.handles[row] == 1 else None
-    harness.run()
+    for _ in range(4):
+        harness.deliver()
 
-    starts = [int(p.rows.first_positions[0]) for _, p in harness.plans if p.rows.handles.tolist() == [1]]
-    assert starts.count(0) == 2
+    rows = {int(handle): row for row, handle in enumerate(harness.plans[-1][1].rows.handles)}
+    table = harness.plans[-1][1].page_tables[0]
+    first_pages = {handle: int(table.indices[table.indptr[row]]) for handle, row in rows.items()}
+    assert first_pages[1] != first_pages[2]
+    harness.run()
     assert_right(harness)
 
 
