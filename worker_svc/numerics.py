@@ -104,7 +104,7 @@ class ReproducibleNumerics:
     attention = "tiled"
 
     def __init__(self) -> None:
-        self._checked: set[tuple[int, ...]] = set()
+        self._checked: set[tuple[int, int]] = set()
         check_rows(self.gated_silu, width=2 * 96, what="the gated activation")
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
@@ -114,10 +114,11 @@ class ReproducibleNumerics:
             UnsupportedFeature: on this CPU a row's result depends on the other rows.
         """
         product = PaddedProduct(weight, bias)
-        shape = tuple(weight.shape)
-        if shape not in self._checked:
-            check_rows(product, width=shape[1], what=f"a product with a matrix of {shape[0]} x {shape[1]}")
-            self._checked.add(shape)
+        outputs, width = weight.shape
+        if (outputs, width) not in self._checked:
+            check_rows(product, width=width, what=f"a product with a matrix of {outputs} x {width}")
+            check_rows(lambda rows: functional.rms_norm(rows, (width,)), width=width, what="normalisation")
+            self._checked.add((outputs, width))
         return product
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from rich.console import Console
 from protos.client.fetch_model import fetch_model, prepare_folder
 from protos.client.process_group import ProcessGroup, ServiceCommand
 from protos.service.model_files import ModelFolder
-from protos.wire.errors import FaultError, InvalidRequest
+from protos.wire.errors import InvalidRequest
 
 GENERATION_SERVICE = "forwardplane.v1.GenerationService"
 WORKER_SERVICE = "forwardplane.v1.WorkerService"
@@ -183,7 +183,7 @@ def start_serving(group: ProcessGroup, console: Console, stop: threading.Event) 
         def show(name: str, elapsed_s: float) -> None:
             status.update(f"waiting for {name} ({elapsed_s:.0f} s)")
             if stop.is_set():
-                raise _Stopped("stopped while starting")
+                raise _Stopped
 
         try:
             group.wait_serving(timeout_s=START_TIMEOUT_S, progress=show)
@@ -191,5 +191,5 @@ def start_serving(group: ProcessGroup, console: Console, stop: threading.Event) 
             return
 
 
-class _Stopped(FaultError):
+class _Stopped(Exception):
     """A signal arrived while starting."""

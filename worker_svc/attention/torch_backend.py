@@ -77,7 +77,7 @@ class TorchAttention:
         self.pool.write(layer, slots=metadata.out_cache_loc, keys=keys, values=values)
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in metadata.decode:
-            output[group.tokens] = self._decode(queries, group, layer=layer)
+            output[group.tokens] = self._decode(queries, group, layer=layer).to(output.dtype)
         for row in metadata.extend:
             output[row.first_token : row.first_token + row.num_tokens] = self._extend(queries, row, layer=layer)
         return output.view(len(queries), -1)
@@ -110,17 +110,16 @@ class TorchAttention:
         )
 
     def _decode(self, queries: Tensor, group: DecodeGroup, *, layer: int) -> Tensor:
-        """[n, num_q_heads, head_dim]."""
+        """[n, num_q_heads, head_dim] float32: scores of 10 and more do not bear bfloat16's 8 bits."""
         heads, head_dim = self.pool.geometry.num_kv_heads, self.pool.geometry.head_dim
         count, share = len(group.tokens), queries.shape[1] // heads
-        keys = group.kv.gather(self.pool.keys(layer)).view(heads * count, -1, head_dim)
-        values = group.kv.gather(self.pool.values(layer)).view(heads * count, -1, head_dim)
-        query = queries.index_select(0, group.tokens).view(count, heads, share, head_dim).transpose(0, 1)
+        keys = group.kv.gather(self.pool.keys(layer)).view(heads * count, -1, head_dim).float()
+        values = group.kv.gather(self.pool.values(layer)).view(heads * count, -1, head_dim).float()
+        query = queries.index_select(0, group.tokens).float().view(count, heads, share, head_dim).transpose(0, 1)
         query = query.reshape(heads * count, share, head_dim) * head_dim**-0.5
         scores = torch.bmm(query, keys.transpose(1, 2))
         scores.view(heads, count, share, -1).masked_fill_(group.hidden, -math.inf)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
-        output = torch.bmm(weights, values).view(heads, count, share, head_dim)
+        output = torch.bmm(torch.softmax(scores, -1), values).view(heads, count, share, head_dim)
         return output.transpose(0, 1).reshape(count, heads * share, head_dim)
 
     def _extend(self, queries: Tensor, row: ExtendRow, *, layer: int) -> Tensor:

@@ -1,0 +1,80 @@
+import pytest
+
+from protos.wire.errors import EngineError, InvalidModelFile, UnsupportedFeature
+from worker_svc.models.model_config import read_model_config
+
+GOOD = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 64,
+    "llama.embedding_length": 48,
+    "llama.feed_forward_length": 80,
+    "llama.attention.head_count": 6,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 5000.0,
+}
+
+
+def read(**changes):
+    found = GOOD | {f"llama.{key}": value for key, value in changes.items()}
+    return read_model_config({key: value for key, value in found.items() if value is not None}, vocab_size=300)
+
+
+def test_reads_shapes_and_derives_the_head_size():
+    config = read()
+    assert (config.num_layers, config.hidden_size, config.intermediate_size) == (2, 48, 80)
+    assert (config.num_q_heads, config.num_kv_heads, config.head_dim) == (6, 2, 8)
+    assert (config.vocab_size, config.context_tokens) == (300, 64)
+    assert (config.norm_epsilon, config.rope_base) == (1e-5, 5000.0)
+
+
+def test_defaults_of_what_a_file_may_leave_out():
+    config = read(**{"attention.head_count_kv": None, "rope.freq_base": None, "attention.key_length": 32})
+    assert (config.num_kv_heads, config.rope_base, config.head_dim) == (6, 10_000.0, 32)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("block_count", None, "llama.block_count is None, must be an integer"),
+        ("block_count", 0, "is 0, must be 1 to 512"),
+        ("block_count", 513, "is 513"),
+        ("block_count", True, "must be an integer"),
+        ("block_count", 2.0, "must be an integer"),
+        ("block_count", "x" * 9999, "must be an integer"),
+        ("embedding_length", 1 << 40, "must be 1 to"),
+        ("attention.head_count_kv", 4, "does not divide 6 heads"),
+        ("attention.key_length", 7, "is 7, must be even"),
+        ("attention.value_length", 16, "only the key length 8"),
+        ("rope.dimension_count", 4, "only the key length 8"),
+        ("attention.layer_norm_rms_epsilon", None, "must be a number above 0"),
+        ("attention.layer_norm_rms_epsilon", 0.0, "must be a number above 0"),
+        ("rope.freq_base", float("nan"), "must be a number above 0"),
+        ("rope.freq_base", float("inf"), "must be a number above 0"),
+        ("context_length", -1, "is -1"),
+    ],
+)
+def test_a_bad_number_is_refused_with_its_limit(key, value, message):
+    with pytest.raises(InvalidModelFile, match=message) as caught:
+        read(**{key: value})
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.type", "yarn"),
+        ("rope.scaling.factor", 4.0),
+        ("expert_count", 8),
+        ("attention.sliding_window", 4096),
+    ],
+)
+def test_what_no_layer_computes_is_refused_and_not_ignored(key, value):
+    with pytest.raises(UnsupportedFeature, match=key):
+        read(**{key: value})
+
+
+def test_an_architecture_must_be_named():
+    with pytest.raises(EngineError, match=r"general\.architecture"):
+        read_model_config({}, vocab_size=3)
