@@ -8,7 +8,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, EdgeHello, EdgeToCore, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, EdgeHello, EdgeToCore, PauseStream, SubmitStream
 from protos.wire.errors import DataFault, InternalFault, QueueFull, UnavailableError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
 from scheduler_svc.bridge.frames import frame, read_body
@@ -62,6 +62,11 @@ class BridgeClient:
         """Send a cancellation with this turn's message. Never refused: it is small and frees what others wait for."""
         self._pending.cancels.append(cancel)
         self._schedule(cancel.ByteSize())
+
+    def pause(self, pause: PauseStream) -> None:
+        """Say that a reader fell behind or caught up, with this turn's message. Never refused, as a cancellation."""
+        self._pending.pauses.append(pause)
+        self._schedule(pause.ByteSize())
 
     def ask_load(self) -> None:
         """Ask for a load snapshot; it arrives as a `CoreToEdge.load`."""

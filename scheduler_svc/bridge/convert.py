@@ -10,6 +10,8 @@ from protos.wire.errors import EngineError, InternalFault, error_classes
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
 from scheduler_svc.core.events import (
     CacheFlushed,
+    ReaderPaused,
+    ReaderResumed,
     RequestCancelled,
     RequestFinished,
     RequestSpec,
@@ -48,6 +50,7 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         output_logprobs=message.output_logprobs,
         top_logprobs=message.top_logprobs,
         isolation_domain=message.isolation_domain,
+        priority=message.priority,
     )
     return RequestSubmitted(spec)
 
@@ -56,6 +59,12 @@ def cancelled(message: bridge_pb2.CancelStream, *, edge: int) -> RequestCancelle
     """The event of a cancelled stream. An unknown reason counts as an abort."""
     reason = _CANCEL_REASONS.get(int(message.reason), FinishReason.ABORT)
     return RequestCancelled(StreamKey(edge, message.stream_id), reason)
+
+
+def paused(message: bridge_pb2.PauseStream, *, edge: int) -> ReaderPaused | ReaderResumed:
+    """The event of a reader that fell behind or caught up."""
+    stream = StreamKey(edge, message.stream_id)
+    return ReaderPaused(stream) if message.paused else ReaderResumed(stream)
 
 
 def add_tokens(update: bridge_pb2.StreamUpdate, released: TokensReleased) -> None:

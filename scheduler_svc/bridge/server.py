@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from protos.forwardplane.v1.bridge_pb2 import EdgeToCore
 from protos.wire.errors import DataFault, EngineError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
-from scheduler_svc.bridge.convert import cancelled, submitted
+from scheduler_svc.bridge.convert import cancelled, paused, submitted
 from scheduler_svc.bridge.frames import frame, read_body
 from scheduler_svc.bridge.outbox import Messages
 from scheduler_svc.core.events import CacheFlushRequested, Event
@@ -151,6 +151,7 @@ class BridgeServer:
         now = self._clock()
         events: list[Event] = [submitted(submit, edge=edge, now=now) for submit in message.submits]
         events.extend(cancelled(cancel, edge=edge) for cancel in message.cancels)
+        events.extend(paused(pause, edge=edge) for pause in message.pauses)
         if message.want_flush:
             events.append(CacheFlushRequested(edge))
         if events:

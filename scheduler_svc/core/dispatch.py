@@ -4,8 +4,8 @@ from scheduler_svc.core.batch import Batch, PlanInFlight
 from scheduler_svc.core.batching import next_batch
 from scheduler_svc.core.events import Instruction, SendPlan
 from scheduler_svc.core.plan_builder import build_plan
-from scheduler_svc.core.policy import decay_ratio
 from scheduler_svc.core.request import RequestStatus
+from scheduler_svc.core.reserve import decay_ratio
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.worker_state import WorkerState
 

@@ -56,6 +56,8 @@ class RequestSpec:
     top_logprobs: int = 0
     isolation_domain: bytes = b""
     """Requests share cached prefixes with their own domain only."""
+    priority: int = 0
+    """Higher goes first, under the policy `priority`."""
 
 
 # --- events: into the core
@@ -74,6 +76,20 @@ class RequestCancelled:
 
     stream: StreamKey
     reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPaused:
+    """The reader of a stream has fallen behind. Unknown streams are ignored."""
+
+    stream: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderResumed:
+    """A paused reader has caught up. Unknown streams are ignored."""
+
+    stream: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +124,8 @@ class ResultReceived:
     result: ForwardResult
 
 
-Event = RequestSubmitted | RequestCancelled | CacheFlushRequested | WorkerAttached | WorkerLost | ResultReceived
+StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed
+Event = StreamEvent | CacheFlushRequested | WorkerAttached | WorkerLost | ResultReceived
 
 
 # --- instructions: out of the core

@@ -4,10 +4,14 @@ A request that finds no room on the workers it would fit closes them for everybo
 another one is computing waits for it without pages, closes nothing, and is looked at again in every step.
 """
 
-from scheduler_svc.core.policy import reserve_target
-from scheduler_svc.core.request import Request, RequestStatus
+from collections.abc import Iterator
+
+from scheduler_svc.core.batching import prefills
+from scheduler_svc.core.policy import QueueView
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.reserve import reserve_target
 from scheduler_svc.core.state import SchedulerState
-from scheduler_svc.core.transitions import place
+from scheduler_svc.core.transitions import place, requeue
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.prefix_match import PrefixMatch
 
@@ -23,14 +27,19 @@ class _Desk:
         self._state = state
         self._spare: list[int] = []
         """Pages per sub-pool that are left after what the running requests are expected to need."""
-        self._backlog = sum(_left_to_plan(request) for request in worker.running.values())
+        self._backlog = sum(_left_to_plan(request) for request in worker.running.values() if prefills(request))
         if self.is_open:
             self._spare = self._count_spare()
 
     @property
     def is_open(self) -> bool:
         """Whether a request placed now would start in the next plan."""
-        return len(self.worker.running) < self.worker.row_limit and self._backlog < self.worker.budget_tokens
+        return not self.has_no_row and self._backlog < self.worker.budget_tokens
+
+    @property
+    def has_no_row(self) -> bool:
+        """Whether the worker has as many requests as it may have."""
+        return len(self.worker.running) >= self.worker.row_limit
 
     @property
     def load(self) -> tuple[int, int]:
@@ -74,33 +83,63 @@ class _Desk:
 
     def _count_spare(self) -> list[int]:
         memory = self.worker.memory
-        running = self.worker.running.values()
+        running = [request for request in self.worker.running.values() if not request.standing.is_paused]
         targets = [self._target(request) for request in running]
         further = memory.further_demand([request.holding for request in running if request.holding], targets)
         return [available - need for available, need in zip(memory.available(), further, strict=True)]
 
 
 def admit_waiting(state: SchedulerState) -> None:
-    """Place as many waiting requests as there is room for."""
+    """Place as many waiting requests as there is room for, if need be in place of paused ones."""
     if not len(state.waiting) or not state.workers:
         return
+    full = _place_waiting(state)
+    paused = [
+        request for name in full for request in state.workers[name].running.values() if request.standing.is_paused
+    ]
+    for request in paused:
+        requeue(state, request)
+        state.counters.retractions += 1
+    if paused:
+        _place_waiting(state)
+
+
+def _place_waiting(state: SchedulerState) -> set[str]:
+    """The workers that had no pages or rows left for somebody who waits."""
     desks = [_Desk(worker, state) for worker in state.workers.values()]
     closed = {desk.worker.name for desk in desks if not desk.is_open}
+    full = {desk.worker.name for desk in desks if desk.has_no_row}
     passed_over = 0
-    placed: list[Request] = []
-    for request in state.waiting:
+    placed: list[tuple[Request, float]] = []
+    for request in _in_order(state, desks):
         if len(closed) == len(desks) or passed_over > _MOST_PASSED_OVER:
             break
         suitable = [(desk, desk.match(request)) for desk in desks if desk.suits(request)]
-        if _is_awaited(suitable):
+        if request.standing.is_paused or _is_awaited(suitable):
             passed_over += 1
             continue
-        names = _try_to_place(request, suitable, closed)
-        if request.status is not RequestStatus.WAITING:
-            placed.append(request)
-        closed |= names
-    for request in placed:
-        state.waiting.remove(request)
+        taker = _try_to_place(request, [offer for offer in suitable if offer[0].worker.name not in closed])
+        if taker is None:
+            unable = {desk.worker.name for desk, _ in suitable} - closed
+            full |= unable
+            closed |= unable
+            continue
+        placed.append((request, reserve_target(request, state.new_token_ratio, state.settings) - request.kv_len))
+        if not taker.is_open:
+            closed.add(taker.worker.name)
+    for request, tokens in placed:
+        state.waiting.remove_placed(request, tokens=tokens)
+    return full
+
+
+def _in_order(state: SchedulerState, desks: list[_Desk]) -> Iterator[Request]:
+    def cached_tokens(request: Request) -> int:
+        return max(desk.match(request).pages * desk.worker.memory.page_size for desk in desks)
+
+    def expected_tokens(request: Request) -> int:
+        return reserve_target(request, state.new_token_ratio, state.settings)
+
+    return state.waiting.in_order(QueueView(state.now, cached_tokens, expected_tokens))
 
 
 def _is_awaited(offers: list[tuple[_Desk, PrefixMatch]]) -> bool:
@@ -109,16 +148,15 @@ def _is_awaited(offers: list[tuple[_Desk, PrefixMatch]]) -> bool:
     return any(match.is_upcoming and match.pages >= most for _, match in offers)
 
 
-def _try_to_place(request: Request, offers: list[tuple[_Desk, PrefixMatch]], closed: set[str]) -> set[str]:
-    """Place the request on the best worker that can take it; the workers that are closed by that."""
-    open_offers = [(desk, match) for desk, match in offers if desk.worker.name not in closed]
-    able = [(desk, match) for desk, match in open_offers if desk.can_take(request, match)]
+def _try_to_place(request: Request, offers: list[tuple[_Desk, PrefixMatch]]) -> _Desk | None:
+    """Place the request on the best of the workers that can take it; None if none can."""
+    able = [(desk, match) for desk, match in offers if desk.can_take(request, match)]
     if not able:
-        return {desk.worker.name for desk, _ in open_offers}
+        return None
     desk, match = min(able, key=lambda offer: (-offer[1].pages, offer[0].load))
     desk.take(request, match)
-    return set() if desk.is_open else {desk.worker.name}
+    return desk
 
 
 def _left_to_plan(request: Request) -> int:
-    return request.sampled_len - request.planned_len if request.status is RequestStatus.PREFILLING else 0
+    return request.sampled_len - request.planned_len

@@ -54,16 +54,33 @@ class CacheUse:
     """False after bad numbers, until the next token: it uses nothing that others computed."""
 
 
+@dataclass(slots=True)
+class Standing:
+    """A request among others."""
+
+    seniority: int
+    """Lower is older: its handle, until its reader falls behind."""
+    queued_at: float
+    """When it was accepted."""
+    rank: tuple[float, ...] = ()
+    """Its place in the waiting queue, while it waits. Set by the queue."""
+    has_run: bool = False
+    """It had pages before."""
+    is_paused: bool = False
+    """Its reader has fallen behind: it is in no plan, and the first to be retracted."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Mutable; changed only by the core."""
 
     spec: RequestSpec
     handle: int
-    """Minted in order of arrival, so it is the seniority as well: lower is older."""
+    """Minted in order of arrival."""
     tokens: "array[int]"
     """i32: prompt, then output."""
     prompt_len: int
+    standing: Standing
     status: RequestStatus = RequestStatus.WAITING
     attempt: int = 0
     """Raised whenever results of earlier plans must no longer count."""
@@ -106,7 +123,8 @@ class Request:
         self.sample_source = None
 
 
-def new_request(spec: RequestSpec, handle: int) -> Request:
+def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
     """A request that waits, with its prompt as known tokens."""
     tokens = array("i", spec.prompt_ids.astype("i4").tobytes())
-    return Request(spec=spec, handle=handle, tokens=tokens, prompt_len=len(tokens))
+    standing = Standing(seniority=handle, queued_at=now)
+    return Request(spec=spec, handle=handle, tokens=tokens, prompt_len=len(tokens), standing=standing)

@@ -1,7 +1,7 @@
 """The scheduling core: events in, instructions out. Deterministic; no I/O, clock, randomness or logging."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
@@ -12,17 +12,21 @@ from scheduler_svc.core.events import (
     CacheFlushRequested,
     Event,
     Instruction,
+    ReaderPaused,
+    ReaderResumed,
     RequestCancelled,
     RequestSpec,
     RequestSubmitted,
     ResultReceived,
+    StreamKey,
     WorkerAttached,
     WorkerLost,
 )
 from scheduler_svc.core.placement import admit_waiting
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
-from scheduler_svc.core.transitions import accept, fail, finish, refuse, requeue
+from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, requeue, resume
 from scheduler_svc.core.worker_state import attach
 
 
@@ -32,10 +36,11 @@ def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Ins
     Raises:
         UnsupportedFeature: a worker was attached that `check_worker` refuses.
     """
+    state.now = now
     out: list[Instruction] = []
     for event in events:
         _apply(state, event, out)
-    _end_expired(state, now, out)
+    _end_expired(state, out)
     _schedule(state, out)
     return out
 
@@ -55,6 +60,10 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             request = state.streams.get(stream)
             if request is not None:
                 finish(state, request, reason=reason, out=out)
+        case ReaderPaused(stream):
+            _with_stream(state, stream, pause)
+        case ReaderResumed(stream):
+            _with_stream(state, stream, resume)
         case CacheFlushRequested(edge):
             freed = sum(worker.memory.cache.flush() for worker in state.workers.values())
             out.append(CacheFlushed(edge, freed))
@@ -62,6 +71,12 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             _attach(state, event, out)
         case WorkerLost(worker):
             _lose(state, worker)
+
+
+def _with_stream(state: SchedulerState, stream: StreamKey, change: Callable[[SchedulerState, Request], None]) -> None:
+    request = state.streams.get(stream)
+    if request is not None:
+        change(state, request)
 
 
 def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) -> None:
@@ -98,8 +113,8 @@ def _lose(state: SchedulerState, name: str) -> None:
     del state.workers[name]
 
 
-def _end_expired(state: SchedulerState, now: float, out: list[Instruction]) -> None:
-    while (deadline := next_deadline(state)) is not None and deadline <= now:
+def _end_expired(state: SchedulerState, out: list[Instruction]) -> None:
+    while (deadline := next_deadline(state)) is not None and deadline <= state.now:
         _, _, request = heapq.heappop(state.deadlines)
         finish(state, request, reason=FinishReason.DEADLINE, out=out)
 

@@ -1,6 +1,15 @@
 """Settings of the scheduling core. Values come from the composition root; the core reads no configuration."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PolicyKind(StrEnum):
+    """In which order waiting requests of one isolation domain are placed."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    PRIORITY = "priority"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -9,6 +18,9 @@ class CoreSettings:
 
     budget_tokens: int = 256
     """Prefill tokens a plan, beside its decode rows; raised to one page."""
+    schedule_policy: PolicyKind = PolicyKind.FCFS
+    priority_aging_s: float = 10.0
+    """Seconds of waiting that weigh as much as one level of priority, under the policy `priority`."""
     max_waiting_requests: int = 1024
     """Most requests that wait for admission."""
     max_waiting_tokens: int = 1 << 20

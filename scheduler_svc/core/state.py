@@ -7,6 +7,7 @@ from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -30,9 +31,11 @@ class SchedulerState:
 
     settings: CoreSettings
     new_token_ratio: float
+    waiting: WaitingQueue
+    now: float = 0.0
+    """Of the current step, on the clock of the shell."""
     streams: dict[StreamKey, Request] = field(default_factory=dict)
     """Every live request: waiting, or on a worker."""
-    waiting: WaitingQueue = field(default_factory=WaitingQueue)
     workers: dict[str, WorkerState] = field(default_factory=dict)
     """Attached now."""
     known: dict[str, WorkerFacts] = field(default_factory=dict)
@@ -45,7 +48,8 @@ class SchedulerState:
     @classmethod
     def create(cls, settings: CoreSettings) -> "SchedulerState":
         """The state of a core that has seen nothing."""
-        return cls(settings=settings, new_token_ratio=settings.new_token_ratio_start)
+        waiting = WaitingQueue(make_policy(settings))
+        return cls(settings=settings, new_token_ratio=settings.new_token_ratio_start, waiting=waiting)
 
     def gauges(self) -> CoreGauges:
         """A snapshot for metrics and GetLoad."""

@@ -16,7 +16,7 @@ from scheduler_svc.memory.prefix_match import PrefixMatch
 
 def accept(state: SchedulerState, spec: RequestSpec) -> None:
     """A new request, behind all that wait."""
-    request = new_request(spec, state.next_handle)
+    request = new_request(spec, state.next_handle, now=state.now)
     state.next_handle += 1
     state.streams[spec.stream] = request
     state.waiting.append(request)
@@ -55,6 +55,30 @@ def distrust(state: SchedulerState, request: Request) -> None:
     assert request.holding is not None
     state.workers[request.holding.key.worker].memory.distrust(request.holding)
     request.cache_use.is_trusting = False
+
+
+def pause(state: SchedulerState, request: Request) -> None:
+    """The reader has fallen behind: no more plans for it, and all others are older than it from now on."""
+    standing = request.standing
+    if standing.is_paused:
+        return
+    waits = request.status is RequestStatus.WAITING
+    if waits:
+        state.waiting.remove(request)
+    standing.is_paused = True
+    standing.seniority = state.next_handle
+    state.next_handle += 1
+    if waits:
+        state.waiting.append(request)
+    elif request.holding is not None:
+        state.workers[request.holding.key.worker].memory.announce(request.holding, None)
+
+
+def resume(state: SchedulerState, request: Request) -> None:
+    """The reader has caught up."""
+    request.standing.is_paused = False
+    if request.holding is not None:
+        state.workers[request.holding.key.worker].memory.announce(request.holding, request.tokens)
 
 
 def rewind(request: Request) -> None:

@@ -221,7 +221,7 @@ def test_broken_state_is_noticed():
 
 
 def test_an_illegal_transition_is_a_bug():
-    request = new_request(make_spec(1), handle=1)
+    request = new_request(make_spec(1), handle=1, now=0.0)
 
     with pytest.raises(AssertionError, match="WAITING -> RUNNING"):
         request.move_to(RequestStatus.RUNNING)

@@ -4,7 +4,7 @@ import pytest
 
 from protos.service.config import ConfigError, load_config
 from scheduler_svc.app import core_settings
-from scheduler_svc.config import CoreConfig, EpochSourceKind, LogFormat, LogLevel, Role, SchedulerConfig
+from scheduler_svc.config import CoreConfig, EpochSourceKind, LogFormat, LogLevel, Role, SchedulePolicy, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings
 
 FLAGS = {
@@ -23,6 +23,8 @@ FLAGS = {
     "edge_metrics_port": ("2", 2),
     "max_streams": ("9", 9),
     "budget_tokens": ("64", 64),
+    "schedule_policy": ("lpm", SchedulePolicy.LPM),
+    "priority_aging_s": ("3", 3.0),
     "max_waiting_requests": ("5", 5),
     "workers": ("a:1,b:2", ("a:1", "b:2")),
     "epoch_source": ("file", EpochSourceKind.FILE),

@@ -1,7 +1,8 @@
 import pytest
 
-from scheduler_svc.core.policy import choose_victim, decay_ratio, raise_ratio, reserve_target
+from scheduler_svc.core.policy import FirstComeFirstServed
 from scheduler_svc.core.request import Request, new_request
+from scheduler_svc.core.reserve import choose_victim, decay_ratio, raise_ratio, reserve_target
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -9,7 +10,7 @@ from tests.support.core_harness import make_spec
 
 
 def make_request(handle: int, *, outputs: int = 0, prompt: int = 5, max_tokens: int = 100) -> Request:
-    request = new_request(make_spec(handle, prompt=prompt, max_tokens=max_tokens), handle)
+    request = new_request(make_spec(handle, prompt=prompt, max_tokens=max_tokens), handle, now=0.0)
     request.tokens.extend(range(outputs))
     return request
 
@@ -65,7 +66,7 @@ def test_a_retraction_raises_the_ratio_to_what_was_used():
 
 
 def test_the_queue_keeps_returning_requests_in_front_and_counts_tokens():
-    queue = WaitingQueue()
+    queue = WaitingQueue(FirstComeFirstServed())
     requests = {handle: make_request(handle, outputs=handle) for handle in (1, 2, 3, 4)}
     queue.append(requests[3])
     queue.append(requests[4])
