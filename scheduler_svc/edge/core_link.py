@@ -10,7 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, StreamUpdate, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import (
+    CancelStream,
+    CoreModel,
+    CoreToEdge,
+    PauseStream,
+    StreamUpdate,
+    SubmitStream,
+)
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
@@ -18,6 +25,7 @@ from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_questions import CoreQuestions
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
+from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits, SlowReaders
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +41,10 @@ class CoreConnection(Protocol):
 
     def cancel(self, cancel: CancelStream) -> None:
         """Send a cancellation."""
+        ...
+
+    def pause(self, pause: PauseStream) -> None:
+        """Say that a reader fell behind or caught up."""
         ...
 
     def ask_load(self) -> None:
@@ -52,7 +64,13 @@ class CoreLink:
     """Made by the edge's composition root, used on its event loop."""
 
     def __init__(
-        self, connection: CoreConnection, card: ModelCard, *, has_chat_template: bool, max_streams: int
+        self,
+        connection: CoreConnection,
+        card: ModelCard,
+        *,
+        has_chat_template: bool,
+        max_streams: int,
+        reader_limits: ReaderLimits = DEFAULT_LIMITS,
     ) -> None:
         """Begin without streams.
 
@@ -61,6 +79,7 @@ class CoreLink:
             card: of the served model.
             has_chat_template: the served model can chat.
             max_streams: most streams at once.
+            reader_limits: when a slow reader's stream is paused, and ended.
         """
         self._connection = connection
         self._max_streams = max_streams
@@ -70,6 +89,7 @@ class CoreLink:
         self._next_stream_id = itertools.count(1)
         self.questions = CoreQuestions(ask_load=connection.ask_load, ask_flush=connection.ask_flush)
         self._facts_changed: Callable[[ModelFacts], None] | None = None
+        self._slow_readers = SlowReaders(say=connection.pause, give_up=self._end_with, limits=reader_limits)
         self._is_gone = False
         self._reading: asyncio.Task[None] | None = None
 
@@ -123,6 +143,7 @@ class CoreLink:
             message = f"this edge serves {len(self._streams)} streams, which is its limit"
             raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
         self._connection.submit(submit)
+        stream.on_taken(self._slow_readers.look)
         self._streams[stream.names.stream_id] = stream
         self._stream_of_request[stream.names.request_id] = stream
 
@@ -152,9 +173,7 @@ class CoreLink:
     def cut_off(self, error: EngineError) -> None:
         """End every stream with that status, here and in the core."""
         for stream in list(self._streams.values()):
-            stream.fail(error)
-            self._forget(stream)
-            self._cancel(stream, FinishReason.FINISH_REASON_ABORT)
+            self._end_with(stream, error)
 
     def abort(self, request_id: str, caller: CallerIdentity) -> None:
         """End the running request of that id.
@@ -189,16 +208,23 @@ class CoreLink:
     def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
         stream.update(update)
         if not stream.is_over:
+            self._slow_readers.look(stream)
             return
         self._forget(stream)
         if not (update.HasField("finish") or update.HasField("error")):
             # It ended here (stop string, slow reader), so the core has to be told.
             self._cancel(stream, FinishReason.FINISH_REASON_ABORT if stream.finish is None else stream.finish.reason)
 
+    def _end_with(self, stream: CallerStream, error: EngineError) -> None:
+        stream.fail(error)
+        self._forget(stream)
+        self._cancel(stream, FinishReason.FINISH_REASON_ABORT)
+
     def _cancel(self, stream: CallerStream, reason: FinishReason.ValueType) -> None:
         self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
 
     def _forget(self, stream: CallerStream) -> None:
+        self._slow_readers.forget(stream.names.stream_id)
         del self._streams[stream.names.stream_id]
         del self._stream_of_request[stream.names.request_id]
 

@@ -15,18 +15,21 @@ from protos.wire.result import PlanRejection
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
     CacheFlushRequested,
+    ReaderPaused,
+    ReaderResumed,
     RequestFinished,
     RequestRefused,
     RequestSpec,
     ResultReceived,
     Sampling,
+    StreamKey,
 )
 from scheduler_svc.core.request import RequestStatus
-from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from tests.support.core_harness import NEVER, CoreHarness, make_spec, oracle, small_info
 from tests.support.plans import PLAIN_FEATURES, full_sub_pool, window_sub_pool
 
-CACHE_EVENTS = ("hit_tokens", "evicted_pages")
+OTHER_EVENTS = ("pauses", "hit_tokens", "evicted_pages")
 SEEDS = 40
 TURNS = 80
 FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows", "late_results")
@@ -41,9 +44,11 @@ class Life:
         self.info = self._info()
         self.names = [f"w{index}" for index in range(self.random.choice([1, 1, 2, 3]))]
         self.next_stream = 1
+        self.paused: set[StreamKey] = set()
+        self.pauses = 0
         self.rates = {
             name: self.random.choice([0, 0.02, 0.1])
-            for name in ("cancel", "lose", "deadline", "nan", "reject", "flush")
+            for name in ("cancel", "lose", "deadline", "nan", "reject", "flush", "pause")
         }
         self.calm = False
         self.late: list[ResultReceived] = []
@@ -55,6 +60,7 @@ class Life:
             budget_tokens=self.random.choice([4, 8, 16, 64]),
             new_token_ratio_start=self.random.choice([0.0, 0.7]),
             new_token_ratio_floor=0.0,
+            schedule_policy=self.random.choice(list(PolicyKind)),
             data_fault_retries=10_000,
             row_retries=10_000,
         )
@@ -99,6 +105,7 @@ class Life:
         spec = make_spec(
             self.next_stream,
             prompt=self._prompt(prompt),
+            priority=self.random.choice([0, 0, 1, -3]),
             isolation_domain=self.random.choice([b"", b"", b"other"]),
             max_tokens=min(total - prompt, 24),
             sampling=sampling,
@@ -132,6 +139,8 @@ class Life:
             harness.cancel(stream.stream_id, self.random.choice([FinishReason.ABORT, FinishReason.STOP]))
         if attached and self.random.random() < self.rates["lose"]:
             self._lose(self.random.choice(attached))
+        if harness.state.streams and self.random.random() < self.rates["pause"]:
+            self._pause_or_resume()
         if self.random.random() < self.rates["flush"]:
             harness.step(CacheFlushRequested(0))
         if self.late and self.random.random() < 0.3:
@@ -142,22 +151,33 @@ class Life:
         else:
             harness.step()
 
+    def _pause_or_resume(self) -> None:
+        stream = self.random.choice(list(self.harness.state.streams))
+        if stream in self.paused:
+            self.paused.remove(stream)
+            self.harness.step(ReaderResumed(stream))
+        else:
+            self.paused.add(stream)
+            self.harness.step(ReaderPaused(stream))
+            self.pauses += 1
+
     def _lose(self, name: str) -> None:
         """Lose a worker whose results are still on their way."""
         while self.harness.pending[name]:
             self.late.append(ResultReceived(name, self.harness.execute(name)))
         self.harness.lose(name)
 
-    def cache_events(self) -> dict[str, int]:
-        """What the caches did."""
+    def other_events(self) -> dict[str, int]:
+        """What happened that is not a fault."""
         state = self.harness.state
         evicted = sum(worker.evicted_pages for worker in state.gauges().workers)
         cache = state.counters.cache
-        return {"hit_tokens": cache.hit_tokens, "evicted_pages": cache.evicted_pages + evicted}
+        return {"pauses": self.pauses, "hit_tokens": cache.hit_tokens, "evicted_pages": cache.evicted_pages + evicted}
 
     def settle(self) -> None:
         """No more faults: everything that is left must end."""
         self.calm = True
+        self.harness.step(*[ReaderResumed(stream) for stream in self.paused])
         for name in self.names:
             if name not in self.harness.workers:
                 self.harness.attach(name, self.info)
@@ -201,8 +221,8 @@ def test_every_stream_gets_the_tokens_of_an_undisturbed_run():
         counters = life.harness.state.counters
         ends.update(counters.finished)
         faults.update({name: getattr(counters, name) for name in FAULTS})
-        faults.update(life.cache_events())
-    assert all(faults[name] >= 10 for name in (*FAULTS, *CACHE_EVENTS)), faults
+        faults.update(life.other_events())
+    assert all(faults[name] >= 10 for name in (*FAULTS, *OTHER_EVENTS)), faults
     assert all(ends[reason] >= 10 for reason in FinishReason if reason is not FinishReason.ERROR), ends
 
 
