@@ -4,6 +4,7 @@ Knows nothing of who measures. Labels come from enums and from the configured wo
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -12,6 +13,13 @@ from protos.service.metrics import PLAN_BYTES_BUCKETS, PLAN_SECONDS_BUCKETS, QUE
 from protos.wire.enums import FinishReason, WorkerState
 
 PREFIX = "forwardplane_scheduler_"
+
+
+class CheckOutcome(StrEnum):
+    """What a check of the core's books found."""
+
+    OK = "ok"
+    BROKEN = "broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,7 @@ class StepMetrics:
     kv_pages_used: Gauge
     kv_pages_cached: Gauge
     kv_usage_ratio: Gauge
+    invariant_checks: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +194,18 @@ def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
         kv_pages_cached=Gauge(
             PREFIX + "kv_pages_cached", "KV pages in a prefix cache that no request holds.", registry=registry
         ),
+        invariant_checks=_invariant_checks(registry),
         kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
     )
+
+
+def _invariant_checks(registry: CollectorRegistry) -> Counter:
+    checks = Counter(
+        PREFIX + "invariant_checks", "Checks of the core's own books, by outcome.", ["outcome"], registry=registry
+    )
+    for outcome in CheckOutcome:
+        checks.labels(outcome.value)
+    return checks
 
 
 def _cache_metrics(registry: CollectorRegistry) -> CacheMetrics:

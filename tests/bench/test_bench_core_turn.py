@@ -67,7 +67,9 @@ class Core:
     def __init__(self, rows: int, context: int) -> None:
         pages = rows * (context // 16 + 16) + 64
         limits = make_limits(max_rows=rows, max_tokens=65536, context_tokens=1 << 20)
-        self.state = SchedulerState.create(CoreSettings(budget_tokens=60_000))
+        self.state = SchedulerState.create(
+            CoreSettings(budget_tokens=60_000, max_waiting_requests=4096, max_waiting_tokens=1 << 30)
+        )
         info = replace(make_info(sub_pools=(full_sub_pool(num_pages=pages),)), limits=limits)
         step(self.state, [WorkerAttached("w0", info, 1, 1)], 0.0)
         rng = np.random.default_rng(0)

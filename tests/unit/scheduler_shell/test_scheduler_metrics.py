@@ -4,8 +4,10 @@ from protos.service.metrics import naming_problems
 from protos.wire.enums import FinishReason, WorkerState
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
-from scheduler_svc.observation import Exporter, QueueTimes
+from scheduler_svc.observation import Exporter, IntegrityWatch, QueueTimes
 
 NAMES = {
     *(
@@ -106,3 +108,26 @@ def test_queue_times_are_measured_once_a_request():
     times.ended(StreamKey(0, 7))
     assert times.planned([11], now=7.0) == []
     assert len(times) == 0
+
+
+def test_books_are_checked_after_a_change_and_not_too_often():
+    registry = CollectorRegistry()
+    now = [100.0]
+    watch = IntegrityWatch(create_metrics(registry).step.invariant_checks, clock=lambda: now[0])
+    state = SchedulerState.create(CoreSettings())
+
+    def checks(outcome):
+        watch.check_if_due(state, state.gauges())
+        return registry.get_sample_value(PREFIX + "invariant_checks_total", {"outcome": outcome})
+
+    assert (checks("ok"), watch.wake_at(state)) == (0, None)
+    watch.changed()
+    assert (checks("ok"), watch.wake_at(state)) == (1, None)
+    watch.changed()
+    assert (checks("ok"), watch.wake_at(state)) == (1, 110.0)
+    now[0] = 110.0
+    assert checks("ok") == 2
+    state.waiting.tokens = 5
+    watch.changed()
+    now[0] = 120.0
+    assert (checks("broken"), checks("ok")) == (1, 2)
