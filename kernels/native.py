@@ -1,6 +1,6 @@
 """Loads the native kernel library and wraps its handles.
 
-Tries the library shipped beside this file, then one built from the sources. Never falls back silently: the answer is a
+In a checkout it is built from the sources, in a wheel it is shipped beside this file. Never falls back silently: the answer is a
 library or a `NativeUnavailable` with its reason, and logging is the caller's. No state outside the objects returned.
 """
 
@@ -116,9 +116,10 @@ def load_native(*, cache: Path | None = None, cpu_info: Path = CPU_INFO) -> Nati
     reason = _machine_problem(cpu_info)
     if reason is not None:
         return NativeUnavailable(reason)
+    if not SOURCES.exists() and not SHIPPED.exists():
+        return NativeUnavailable("this install was made without the native library: there was no compiler")
     try:
-        path = SHIPPED if SHIPPED.exists() and not SOURCES.exists() else build_library(cache)
-        return _load(path)
+        return _load(build_library(cache) if SOURCES.exists() else SHIPPED)
     except KernelError as error:
         return NativeUnavailable(str(error))
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from prometheus_client import Counter
 
-from protos.wire.enums import WorkerState
+from protos.wire.enums import SubPoolKind, WorkerState
 from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
@@ -58,12 +58,19 @@ def model_view(infos: Iterable[WorkerInfo]) -> ModelView:
         return ModelView()
     return ModelView(
         context_tokens=min(info.limits.context_tokens for info in attached),
+        capacity_tokens=max(_capacity_tokens(info) for info in attached),
         logits_width=min(info.logits_width for info in attached),
         dtype=attached[0].dtype,
         numerics=attached[0].numerics,
         max_logprobs=min(info.limits.max_logprobs for info in attached),
         serving=True,
     )
+
+
+def _capacity_tokens(info: WorkerInfo) -> int:
+    """Slots of the sub-pool that holds whole sequences; the sink apart."""
+    full = (pool for pool in info.sub_pools if pool.kind is SubPoolKind.FULL)
+    return max((pool.num_pages - 1) * pool.page_size for pool in full)
 
 
 def load_view(gauges: CoreGauges, links: Iterable[ObservedLink]) -> LoadView:

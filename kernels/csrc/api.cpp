@@ -199,7 +199,7 @@ int32_t fp_linear(fp_pool* pool, int32_t variant, int32_t type, const void* weig
         std::vector<uint8_t> bytes(kUnpackedBytes + 64);
         auto* aligned = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
         for (int p = 0; p < matrix.num_panels(); ++p) {
-            table.of(matrix.packing())(matrix.panel(p), rows.view(), 0, m, panel.data(), kPanel, {aligned, floats.data()});
+            table.of(matrix.packing())(matrix.panel(p), rows.view(), m, panel.data(), kPanel, {aligned, floats.data()});
             const int columns = std::min(kPanel, n - p * kPanel);
             for (int row = 0; row < m; ++row) memcpy(y + static_cast<size_t>(row) * n + p * kPanel, &panel[static_cast<size_t>(row) * kPanel], columns * sizeof(float));
         }

@@ -40,21 +40,25 @@ void fill_rope(const fp_model_spec& spec, float theta, const std::vector<float>&
 
 }  // namespace
 
-QuantisedRows::QuantisedRows(int rows, int k, bool floats)
-    : k_(k), floats_(floats), q8_(static_cast<size_t>(rows) * k), q16_(static_cast<size_t>(rows) * k),
-      d8_(static_cast<size_t>(rows) * k / kBlock), s8_(d8_.size()), d16_(d8_.size()),
-      f32_(floats ? static_cast<size_t>(rows) * k : 0) {}
+QuantisedRows::QuantisedRows(int rows, int k, bool floats) : k_(k), floats_(floats) {
+    const size_t blocks = static_cast<size_t>(ceil_div(rows, kRowGroup)) * kRowGroup * (k / kBlock);
+    q8_ = Buffer<int8_t>(blocks * kBlock);
+    q16_ = Buffer<int16_t>(blocks * kBlock);
+    d8_ = Buffer<float>(blocks);
+    s8_ = Buffer<float>(blocks);
+    d16_ = Buffer<float>(blocks);
+    if (floats) f32_ = Buffer<float>(blocks * kBlock);
+}
 
 void QuantisedRows::put(int row, int column, const float* x, int count) {
-    const size_t at = static_cast<size_t>(row) * k_ + column;
     if (floats_) {
-        memcpy(f32_.data() + at, x, count * sizeof(float));
+        memcpy(f32_.data() + static_cast<size_t>(row) * k_ + column, x, count * sizeof(float));
         return;
     }
     for (int i = 0; i < count; i += kBlock) {
-        const size_t block = (at + i) / kBlock;
-        if (int8_) quantise_int8(x + i, q8_.data() + at + i, &d8_[block], &s8_[block]);
-        if (int16_) quantise_int16(x + i, q16_.data() + at + i, &d16_[block]);
+        const size_t block = block_index(row, (column + i) / kBlock, k_ / kBlock);
+        if (int8_) quantise_int8(x + i, &q8_[block * kBlock], &d8_[block], &s8_[block]);
+        if (int16_) quantise_int16(x + i, &q16_[block * kBlock], &d16_[block]);
     }
 }
 

@@ -33,7 +33,7 @@ inline void Model::multiply(const PackedMatrix& matrix, int panel, int panels, c
                             size_t stride, int thread) {
     const PanelProduct product = products_->of(matrix.packing());
     const Activations view = x.view();
-    for (int i = 0; i < panels; ++i) product(matrix.panel(panel + i), view, 0, rows, out + i * kPanel, stride, threads_[thread].product);
+    for (int i = 0; i < panels; ++i) product(matrix.panel(panel + i), view, rows, out + i * kPanel, stride, threads_[thread].product);
 }
 
 }  // namespace fp

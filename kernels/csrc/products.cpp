@@ -37,25 +37,34 @@ float weight_at(const uint8_t* block, int i, int c) {
     }
 }
 
+// R rows times the panel's weights as floats, [k][16].
+template <int R>
+void check_rows(const float* weights, const Activations& x, int row, float* out, size_t stride) {
+    const float* from = x.f32 + static_cast<size_t>(row) * x.k;
+    __m256 sums[2 * R];
+    for (__m256& sum : sums) sum = _mm256_setzero_ps();
+    for (int i = 0; i < x.k; ++i) {
+        const __m256 low = _mm256_loadu_ps(weights + i * kPanel), high = _mm256_loadu_ps(weights + i * kPanel + 8);
+        for (int r = 0; r < R; ++r) {
+            const __m256 value = _mm256_broadcast_ss(from + static_cast<size_t>(r) * x.k + i);
+            sums[2 * r] = _mm256_fmadd_ps(value, low, sums[2 * r]);
+            sums[2 * r + 1] = _mm256_fmadd_ps(value, high, sums[2 * r + 1]);
+        }
+    }
+    for (int r = 0; r < 2 * R; ++r) _mm256_storeu_ps(out + r / 2 * stride + r % 2 * 8, sums[r]);
+}
+
 template <Packing P>
-void check_product(const uint8_t* panel, const Activations& x, int first, int count, float* out, size_t stride,
+void check_product(const uint8_t* panel, const Activations& x, int count, float* out, size_t stride,
                    const ProductScratch& scratch) {
     float* weights = scratch.floats;
     const size_t block_bytes = panel_block_bytes(P);
     for (int i = 0; i < x.k; ++i) {
         for (int c = 0; c < kPanel; ++c) weights[i * kPanel + c] = weight_at<P>(panel + i / kBlock * block_bytes, i % kBlock, c);
     }
-    for (int row = 0; row < count; ++row) {
-        const float* from = x.f32 + static_cast<size_t>(first + row) * x.k;
-        __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
-        for (int i = 0; i < x.k; ++i) {
-            const __m256 value = _mm256_set1_ps(from[i]);
-            low = _mm256_fmadd_ps(value, _mm256_loadu_ps(weights + i * kPanel), low);
-            high = _mm256_fmadd_ps(value, _mm256_loadu_ps(weights + i * kPanel + 8), high);
-        }
-        _mm256_storeu_ps(out + row * stride, low);
-        _mm256_storeu_ps(out + row * stride + 8, high);
-    }
+    int row = 0;
+    for (; row + 4 <= count; row += 4) check_rows<4>(weights, x, row, out + row * stride, stride);
+    for (; row < count; ++row) check_rows<1>(weights, x, row, out + row * stride, stride);
 }
 
 bool has_avx2() {

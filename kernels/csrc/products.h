@@ -10,13 +10,21 @@
 
 namespace fp {
 
+// Quantised rows lie in groups of 8, block by block, so that one pointer and constant offsets reach all rows of a tile:
+// block b of row r is at [r / 8][b][r % 8].
+constexpr int kRowGroup = 8;
+
+constexpr size_t block_index(int row, int block, int blocks) {
+    return (static_cast<size_t>(row / kRowGroup) * blocks + block) * kRowGroup + row % kRowGroup;
+}
+
 // Rows of activations in the forms that products read; a form that no matrix wants is null.
 struct Activations {
     int k = 0;
-    const int8_t* q8 = nullptr;    // [rows, k], with d8 and s8 [rows, k / 32]
+    const int8_t* q8 = nullptr;    // [rows / 8, k / 32, 8, 32], with d8 and s8 [rows / 8, k / 32, 8]
     const float* d8 = nullptr;
     const float* s8 = nullptr;
-    const int16_t* q16 = nullptr;  // [rows, k], with d16 [rows, k / 32]
+    const int16_t* q16 = nullptr;  // [rows / 8, k / 32, 8, 32], with d16 [rows / 8, k / 32, 8]
     const float* d16 = nullptr;
     const float* f32 = nullptr;    // [rows, k], in the check variant only
 };
@@ -31,8 +39,8 @@ constexpr int kUnpackedBlocks = 24;  // 12 KB of weights: stays in the first-lev
 constexpr size_t kUnpackedBytes = size_t{kUnpackedBlocks} * kBlock * kPanel;
 constexpr size_t kUnpackedFloats = size_t{kUnpackedBlocks} * 2 * kPanel;
 
-// Rows [first, first + count) times one panel: 16 floats a row to `out`, `stride` floats apart.
-using PanelProduct = void (*)(const uint8_t* panel, const Activations& x, int first, int count, float* out, size_t stride,
+// Rows [0, count) times one panel: 16 floats a row to `out`, `stride` floats apart.
+using PanelProduct = void (*)(const uint8_t* panel, const Activations& x, int count, float* out, size_t stride,
                               const ProductScratch& scratch);
 
 struct ProductTable {

@@ -22,12 +22,12 @@ inline __m256 add_block(__m256i sum, __m256 scale, __m256 min, const float* d, c
     return _mm256_fmadd_ps(min, _mm256_broadcast_ss(s), f);
 }
 
-// acc[2 r + h] += the four products of `weights[h]` with the activations at x + r * k. `is_first` starts the sum instead.
+// acc[2 r], acc[2 r + 1] += the four products of `low`, `high` with row r's activations. `is_first` starts the sums instead.
 template <int R>
-inline void add_products(__m256i* acc, __m256i low, __m256i high, const int8_t* x, size_t k, bool is_first) {
+inline void add_products(__m256i* acc, __m256i low, __m256i high, const int8_t* x, bool is_first) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-        const __m256i value = broadcast_bytes(x + r * k);
+        const __m256i value = broadcast_bytes(x + r * kBlock);
         const __m256i a = _mm256_maddubs_epi16(low, value), b = _mm256_maddubs_epi16(high, value);
         acc[2 * r] = is_first ? a : _mm256_add_epi16(acc[2 * r], a);
         acc[2 * r + 1] = is_first ? b : _mm256_add_epi16(acc[2 * r + 1], b);
@@ -41,19 +41,19 @@ template <int R, class Scale>
 void packed_rows(const uint8_t* panel, const Activations& x, int row, float* out, size_t stride) {
     const __m256i mask = _mm256_set1_epi8(15);
     const int blocks = x.k / kBlock;
-    const size_t k = x.k;
-    const int8_t* q = x.q8 + row * k;
-    const float *d = x.d8 + static_cast<size_t>(row) * blocks, *s = x.s8 + static_cast<size_t>(row) * blocks;
+    const size_t at = block_index(row, 0, blocks);
+    const int8_t* q = x.q8 + at * kBlock;
+    const float *d = x.d8 + at, *s = x.s8 + at;
     __m256 f[2 * R];
     for (__m256& value : f) value = _mm256_setzero_ps();
-    for (int b = 0; b < blocks; ++b, q += kBlock, panel += 256 + 32 * sizeof(Scale)) {
+    for (int b = 0; b < blocks; ++b, q += kRowGroup * kBlock, d += kRowGroup, s += kRowGroup, panel += 256 + 32 * sizeof(Scale)) {
         __m256i acc[2 * R];
 #pragma GCC unroll 4
         for (int g = 0; g < 4; ++g) {
             const __m256i w0 = load_bytes(panel + 64 * g), w1 = load_bytes(panel + 64 * g + 32);
-            add_products<R>(acc, _mm256_and_si256(w0, mask), _mm256_and_si256(w1, mask), q + 8 * g, k, g == 0);
+            add_products<R>(acc, _mm256_and_si256(w0, mask), _mm256_and_si256(w1, mask), q + 8 * g, g == 0);
             add_products<R>(acc, _mm256_and_si256(_mm256_srli_epi16(w0, 4), mask),
-                            _mm256_and_si256(_mm256_srli_epi16(w1, 4), mask), q + 8 * g + 4, k, false);
+                            _mm256_and_si256(_mm256_srli_epi16(w1, 4), mask), q + 8 * g + 4, false);
         }
         const Scale* form = nullptr;
         const uint8_t *scales = panel + 256, *mins = scales + kPanel * sizeof(Scale);
@@ -61,7 +61,7 @@ void packed_rows(const uint8_t* panel, const Activations& x, int row, float* out
         for (int h = 0; h < 2; ++h) {
             const __m256 scale = scales_at(scales, h, form), min = scales_at(mins, h, form);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) f[2 * r + h] = add_block(acc[2 * r + h], scale, min, d + r * blocks + b, s + r * blocks + b, f[2 * r + h]);
+            for (int r = 0; r < R; ++r) f[2 * r + h] = add_block(acc[2 * r + h], scale, min, d + r, s + r, f[2 * r + h]);
         }
     }
     for (int r = 0; r < 2 * R; ++r) _mm256_storeu_ps(out + r / 2 * stride + r % 2 * 8, f[r]);
@@ -91,45 +91,45 @@ void unpack(const uint8_t* panel, int count, const ProductScratch& to) {
 template <int R>
 void unpacked_rows(const ProductScratch& from, const Activations& x, int row, int begin, int end, float* out, size_t stride) {
     const int blocks = x.k / kBlock;
-    const size_t k = x.k;
-    const int8_t* q = x.q8 + row * k + begin * kBlock;
-    const float *d = x.d8 + static_cast<size_t>(row) * blocks, *s = x.s8 + static_cast<size_t>(row) * blocks;
+    const size_t at = block_index(row, begin, blocks);
+    const int8_t* q = x.q8 + at * kBlock;
+    const float *d = x.d8 + at, *s = x.s8 + at;
     const uint8_t* bytes = from.bytes;
     const float* scales = from.floats;
     __m256 f[2 * R];
     for (int r = 0; r < 2 * R; ++r) f[r] = begin ? _mm256_loadu_ps(out + r / 2 * stride + r % 2 * 8) : _mm256_setzero_ps();
-    for (int b = begin; b < end; ++b, q += kBlock, bytes += kBlock * kPanel, scales += 2 * kPanel) {
+    for (int b = begin; b < end; ++b, q += kRowGroup * kBlock, d += kRowGroup, s += kRowGroup, bytes += kBlock * kPanel, scales += 2 * kPanel) {
         __m256i acc[2 * R];
 #pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
-            add_products<R>(acc, load_bytes(bytes + 64 * g), load_bytes(bytes + 64 * g + 32), q + 4 * g, k, g == 0);
+            add_products<R>(acc, load_bytes(bytes + 64 * g), load_bytes(bytes + 64 * g + 32), q + 4 * g, g == 0);
         }
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
             const __m256 scale = _mm256_loadu_ps(scales + 8 * h), min = _mm256_loadu_ps(scales + kPanel + 8 * h);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) f[2 * r + h] = add_block(acc[2 * r + h], scale, min, d + r * blocks + b, s + r * blocks + b, f[2 * r + h]);
+            for (int r = 0; r < R; ++r) f[2 * r + h] = add_block(acc[2 * r + h], scale, min, d + r, s + r, f[2 * r + h]);
         }
     }
     for (int r = 0; r < 2 * R; ++r) _mm256_storeu_ps(out + r / 2 * stride + r % 2 * 8, f[r]);
 }
 
 template <class Scale>
-void nibbles(const uint8_t* panel, const Activations& x, int first, int count, float* out, size_t stride,
+void nibbles(const uint8_t* panel, const Activations& x, int count, float* out, size_t stride,
              const ProductScratch& scratch) {
     int r = 0;
     if (count < kUnpackFromRows) {
-        for (; r + 4 <= count; r += 4) packed_rows<4, Scale>(panel, x, first + r, out + r * stride, stride);
-        for (; r + 2 <= count; r += 2) packed_rows<2, Scale>(panel, x, first + r, out + r * stride, stride);
-        for (; r < count; ++r) packed_rows<1, Scale>(panel, x, first + r, out + r * stride, stride);
+        for (; r + 4 <= count; r += 4) packed_rows<4, Scale>(panel, x, r, out + r * stride, stride);
+        for (; r + 2 <= count; r += 2) packed_rows<2, Scale>(panel, x, r, out + r * stride, stride);
+        for (; r < count; ++r) packed_rows<1, Scale>(panel, x, r, out + r * stride, stride);
         return;
     }
     const int blocks = x.k / kBlock;
     for (int begin = 0; begin < blocks; begin += kUnpackedBlocks) {
         const int end = begin + kUnpackedBlocks < blocks ? begin + kUnpackedBlocks : blocks;
         unpack<Scale>(panel + begin * (256 + 32 * sizeof(Scale)), end - begin, scratch);
-        for (r = 0; r + 4 <= count; r += 4) unpacked_rows<4>(scratch, x, first + r, begin, end, out + r * stride, stride);
-        for (; r < count; ++r) unpacked_rows<1>(scratch, x, first + r, begin, end, out + r * stride, stride);
+        for (r = 0; r + 4 <= count; r += 4) unpacked_rows<4>(scratch, x, r, begin, end, out + r * stride, stride);
+        for (; r < count; ++r) unpacked_rows<1>(scratch, x, r, begin, end, out + r * stride, stride);
     }
 }
 
@@ -139,12 +139,12 @@ void byte_rows(const uint8_t* panel, const Activations& x, int row, float* out, 
     constexpr int kParts = Split ? 2 : 1, kPairs = 16 / kParts;
     constexpr size_t kBytes = 512 + (Split ? 128 : 32);
     const int blocks = x.k / kBlock;
-    const size_t k = x.k;
-    const int16_t* q = x.q16 + row * k;
-    const float* d = x.d16 + static_cast<size_t>(row) * blocks;
+    const size_t at = block_index(row, 0, blocks);
+    const int16_t* q = x.q16 + at * kBlock;
+    const float* d = x.d16 + at;
     __m256 f[2 * R];
     for (__m256& value : f) value = _mm256_setzero_ps();
-    for (int b = 0; b < blocks; ++b, q += kBlock, panel += kBytes) {
+    for (int b = 0; b < blocks; ++b, q += kRowGroup * kBlock, d += kRowGroup, panel += kBytes) {
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
             __m256i acc[2 * R];
@@ -154,7 +154,7 @@ void byte_rows(const uint8_t* panel, const Activations& x, int row, float* out, 
                 const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(pair)), high = _mm256_cvtepi8_epi16(_mm_loadu_si128(pair + 1));
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) {
-                    const __m256i value = broadcast_bytes(q + r * k + 2 * (part * kPairs + g));
+                    const __m256i value = broadcast_bytes(q + r * kBlock + 2 * (part * kPairs + g));
                     const __m256i a = _mm256_madd_epi16(low, value), c = _mm256_madd_epi16(high, value);
                     acc[2 * r] = g ? _mm256_add_epi32(acc[2 * r], a) : a;
                     acc[2 * r + 1] = g ? _mm256_add_epi32(acc[2 * r + 1], c) : c;
@@ -166,7 +166,7 @@ void byte_rows(const uint8_t* panel, const Activations& x, int row, float* out, 
             for (int i = 0; i < 2 * R; ++i) {
                 const __m256 scale = Split ? scales_at(panel + 512 + 64 * part, i % 2, static_cast<const float*>(nullptr))
                                            : scales_at(panel + 512, i % 2, static_cast<const uint16_t*>(nullptr));
-                const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(d + i / 2 * blocks + b));
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(d + i / 2));
                 f[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i]), factor, f[i]);
             }
         }
@@ -175,11 +175,11 @@ void byte_rows(const uint8_t* panel, const Activations& x, int row, float* out, 
 }
 
 template <bool Split>
-void bytes(const uint8_t* panel, const Activations& x, int first, int count, float* out, size_t stride, const ProductScratch&) {
+void bytes(const uint8_t* panel, const Activations& x, int count, float* out, size_t stride, const ProductScratch&) {
     int r = 0;
-    for (; r + 4 <= count; r += 4) byte_rows<4, Split>(panel, x, first + r, out + r * stride, stride);
-    for (; r + 2 <= count; r += 2) byte_rows<2, Split>(panel, x, first + r, out + r * stride, stride);
-    for (; r < count; ++r) byte_rows<1, Split>(panel, x, first + r, out + r * stride, stride);
+    for (; r + 4 <= count; r += 4) byte_rows<4, Split>(panel, x, r, out + r * stride, stride);
+    for (; r + 2 <= count; r += 2) byte_rows<2, Split>(panel, x, r, out + r * stride, stride);
+    for (; r < count; ++r) byte_rows<1, Split>(panel, x, r, out + r * stride, stride);
 }
 
 }  // namespace

@@ -108,6 +108,7 @@ def model_to_message(view: ModelView) -> bridge_pb2.CoreModel:
     """What edges are told of the model."""
     return bridge_pb2.CoreModel(
         context_tokens=view.context_tokens,
+        capacity_tokens=view.capacity_tokens,
         logits_width=view.logits_width,
         dtype=view.dtype,
         numerics=view.numerics,

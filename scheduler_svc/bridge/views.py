@@ -10,6 +10,8 @@ class ModelView:
     """What the attached workers can do. Made by the loop; sent to an edge on connect and on every change."""
 
     context_tokens: int = 0
+    capacity_tokens: int = 0
+    """Tokens of one sequence that the largest KV pool can ever hold."""
     logits_width: int = 0
     dtype: str = ""
     numerics: str = ""

@@ -14,6 +14,8 @@ class ModelFacts:
     has_chat_template: bool
     context_tokens: int
     """The smaller of the model's and the workers'."""
+    capacity_tokens: int
+    """Tokens of one sequence that the largest KV pool can ever hold; the context until a worker was attached."""
     logits_width: int
     """Every token id a request may name is below this. The vocabulary's size until a worker was attached."""
     max_logprobs: int
@@ -29,6 +31,7 @@ def model_facts(card: ModelCard, core: CoreModel, *, has_chat_template: bool) ->
         card=card,
         has_chat_template=has_chat_template,
         context_tokens=min(card.context_tokens, core.context_tokens or card.context_tokens),
+        capacity_tokens=core.capacity_tokens or card.context_tokens,
         logits_width=core.logits_width or card.vocab_size,
         max_logprobs=core.max_logprobs,
         dtype=core.dtype,

@@ -67,7 +67,8 @@ def output_room(num_prompt_tokens: int, request: GenerateRequest, facts: ModelFa
         message = f"prompt has {num_prompt_tokens} tokens; the context of {context} leaves no room for output"
         raise InvalidRequest(message, field="prompt")
     stop = request.stop
-    asked = stop.max_tokens if stop.HasField("max_tokens") else room
+    fits = max(min(room, facts.capacity_tokens - num_prompt_tokens), 1)
+    asked = stop.max_tokens if stop.HasField("max_tokens") else fits
     if asked > room:
         message = (
             f"stop.max_tokens is {asked}; the limit is {room}, since the prompt has {num_prompt_tokens} tokens "

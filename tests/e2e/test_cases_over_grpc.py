@@ -28,12 +28,6 @@ async def ask(client, prompt, options):
     return ids, "".join(chunk.text for chunk in chunks), chunks[-1]
 
 
-@pytest.fixture(scope="module", params=[None, 16, 64, 2048], ids=lambda budget: f"budget-{budget}")
-def server(request):
-    with served(budget_tokens=request.param) as running:
-        yield running
-
-
 async def all_alone(server: Served):
     async with AsyncGenerationClient(server.target) as client:
         return [await ask(client, prompt_of(case), options_of(case)) for case in CASES]
@@ -51,14 +45,20 @@ async def all_at_once(server: Served):
         return (await asyncio.gather(*tasks))[: len(CASES)]
 
 
-async def test_every_case_alone_and_with_sixteen_at_once_gives_the_known_answer(server):
-    alone = await all_alone(server)
-    together = await all_at_once(server)
+@pytest.fixture(scope="module")
+def default_server():
+    with served() as running:
+        yield running
 
-    for case, (ids, text, last), (batched_ids, batched_text, _) in zip(CASES, alone, together, strict=True):
+
+@pytest.fixture(scope="module")
+def alone(default_server):
+    return asyncio.run(all_alone(default_server))
+
+
+def test_every_case_alone_gives_the_known_answer(alone):
+    for case, (ids, text, last) in zip(CASES, alone, strict=True):
         assert_free_run(case, ids)
-        assert batched_ids == ids
-        assert batched_text == text
         if ids == case["greedy_ids"]:
             assert text == case["text"]
             assert last.finish.reason.name.lower() == case["finish"]
@@ -66,18 +66,29 @@ async def test_every_case_alone_and_with_sixteen_at_once_gives_the_known_answer(
         assert last.usage.output_tokens == len(ids)
 
 
-async def test_a_seed_gives_the_same_tokens_alone_and_among_fifteen_random_batch_mates():
+def test_sixteen_at_once_give_each_case_the_ids_it_gets_alone(default_server, alone):
+    together = asyncio.run(all_at_once(default_server))
+    assert [(ids, text) for ids, text, _ in together] == [(ids, text) for ids, text, _ in alone]
+
+
+@pytest.mark.parametrize("budget", [16, 64, 2048])
+def test_no_token_budget_changes_a_token(alone, budget):
+    with served(budget_tokens=budget) as server:
+        together = asyncio.run(all_at_once(server))
+    assert [(ids, text) for ids, text, _ in together] == [(ids, text) for ids, text, _ in alone]
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_among_fifteen_random_batch_mates(default_server):
     prompt = Chat.user("Write one sentence about the sea.")
     seeded = GenerateOptions(max_tokens=48, temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, seed=1234567890123)
-    with served() as server:
-        async with AsyncGenerationClient(server.target) as client:
-            alone = await ask(client, prompt, seeded)
-            mates = [
-                ask(client, f"Mate {mate} says", GenerateOptions(max_tokens=20 + 3 * mate, temperature=1.0, seed=mate))
-                for mate in range(MATES)
-            ]
-            among, *_ = await asyncio.gather(ask(client, prompt, seeded), *mates)
-            other_seed = await ask(client, prompt, GenerateOptions(max_tokens=48, temperature=0.9, seed=99))
+    async with AsyncGenerationClient(default_server.target) as client:
+        alone = await ask(client, prompt, seeded)
+        mates = [
+            ask(client, f"Mate {mate} says", GenerateOptions(max_tokens=20 + 2 * mate, temperature=1.0, seed=mate))
+            for mate in range(MATES)
+        ]
+        among, *_ = await asyncio.gather(ask(client, prompt, seeded), *mates)
+        other_seed = await ask(client, prompt, GenerateOptions(max_tokens=48, temperature=0.9, seed=99))
     assert among[0] == alone[0]
     assert other_seed[0] != alone[0]
     assert alone[2].seed == 1234567890123

@@ -85,10 +85,16 @@ def test_what_unused_slots_and_the_sink_hold_does_not_matter(tmp_path, numerics)
     assert all(logits.isfinite().all() for logits in clean)
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_real_model_gives_the_same_bits_in_any_batch_and_chunks(threads):
-    torch.set_num_threads(threads)
+@pytest.mark.usefixtures("threads")
+def test_the_real_model_gives_the_same_bits_in_any_batch_and_chunks():
     driver = ForwardDriver(model_folder(), num_pages=128)
     prompts = [random_ids(seed, length, 49152) for seed, length in enumerate((2, 19, 40, 70))]
     known = [driver.all_logits(prompt, [len(prompt)]) for prompt in prompts]
@@ -99,4 +105,3 @@ def test_the_real_model_gives_the_same_bits_in_any_batch_and_chunks(threads):
 
     for row, expected in zip(rows, known, strict=True):
         assert torch.equal(torch.stack(row.logits), expected)
-    torch.set_num_threads(1)

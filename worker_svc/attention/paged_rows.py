@@ -15,6 +15,9 @@ from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
 Array = np.ndarray
 
+MAX_GATHERED_SLOTS = 1 << 15
+"""Of one gather, as long as it holds more than one row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PagedRows:
@@ -41,14 +44,17 @@ class PagedRows:
 def group_by_length(rows: Array, seq_lens: Array, *, unit: int) -> list[tuple[Array, int]]:
     """Rows whose lengths need the same power-of-two number of `unit` slots, each group with its width.
 
-    So at most half of what is gathered is padding, whatever lengths meet in a batch.
+    So at most half of what is gathered is padding, whatever lengths meet in a batch, and a gather stays small.
     """
     units = -(-seq_lens[rows] // unit)
     classes = np.ceil(np.log2(np.maximum(units, 1))).astype(np.int64)
-    return [
-        (rows[classes == size_class], int(units[classes == size_class].max()) * unit)
-        for size_class in np.unique(classes)
-    ]
+    groups = []
+    for size_class in np.unique(classes):
+        members = rows[classes == size_class]
+        width = int(units[classes == size_class].max()) * unit
+        most = max(1, MAX_GATHERED_SLOTS // width)
+        groups += [(members[begin : begin + most], width) for begin in range(0, len(members), most)]
+    return groups
 
 
 def paged_rows(rows: Array, group: PageGroup, seq_lens: Array, *, width: int, pool: TokenToKVPool) -> PagedRows:

@@ -37,7 +37,11 @@ class KVGeometry:
 
 
 class TokenToKVPool:
-    """Keys and values of every slot. Made once at start, lives as long as the process."""
+    """Keys and values of every slot. Made once at start, lives as long as the process.
+
+    Not cleared: attention is proof against whatever a slot at or past a row's length holds, and memory of pages that
+    are never written is never touched.
+    """
 
     def __init__(self, geometry: KVGeometry, *, device: torch.device) -> None:
         self.geometry = geometry
@@ -48,8 +52,8 @@ class TokenToKVPool:
             geometry.page_size,
             geometry.head_dim,
         )
-        self._keys = torch.zeros(shape, dtype=geometry.dtype, device=device)
-        self._values = torch.zeros(shape, dtype=geometry.dtype, device=device)
+        self._keys = torch.empty(shape, dtype=geometry.dtype, device=device)
+        self._values = torch.empty(shape, dtype=geometry.dtype, device=device)
 
     @property
     def num_slots(self) -> int:

@@ -14,6 +14,7 @@ MAX_LAYERS = 512
 MAX_WIDTH = 1 << 17
 MAX_VOCABULARY = 1 << 21
 MAX_CONTEXT_TOKENS = 1 << 20
+MAX_NUMBER = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,14 @@ def read_model_config(metadata: Mapping[str, Value], *, vocab_size: int) -> Mode
     hidden_size = keys.integer("embedding_length", MAX_WIDTH)
     num_q_heads = keys.integer("attention.head_count", MAX_WIDTH)
     num_kv_heads = keys.integer("attention.head_count_kv", MAX_WIDTH, default=num_q_heads)
-    keys.require(num_q_heads % num_kv_heads == 0, "attention.head_count_kv", f"does not divide {num_q_heads} heads")
+    keys.require(
+        "attention.head_count_kv", f"does not divide {num_q_heads} heads", holds=num_q_heads % num_kv_heads == 0
+    )
     head_dim = keys.integer("attention.key_length", MAX_WIDTH, default=hidden_size // num_q_heads)
-    keys.require(head_dim % 2 == 0, "attention.key_length", f"is {head_dim}, must be even")
+    keys.require("attention.key_length", f"is {head_dim}, must be even", holds=head_dim % 2 == 0)
     for key in ("attention.value_length", "rope.dimension_count"):
         other = keys.integer(key, MAX_WIDTH, default=head_dim)
-        keys.require(other == head_dim, key, f"is {other}, only the key length {head_dim} is supported")
+        keys.require(key, f"is {other}, only the key length {head_dim} is supported", holds=other == head_dim)
     return ModelConfig(
         architecture=architecture,
         num_layers=keys.integer("block_count", MAX_LAYERS),
@@ -79,25 +82,26 @@ class _Keys:
     def get(self, key: str) -> Value | None:
         return self._metadata.get(f"{self._prefix}.{key}")
 
-    def require(self, holds: bool, key: str, problem: str) -> None:  # noqa: FBT001 - the condition is the subject
+    def require(self, key: str, problem: str, *, holds: bool) -> None:
         if not holds:
-            raise InvalidModelFile(f"{self._prefix}.{key} {problem}", field=f"{self._prefix}.{key}")
+            raise self.error(key, problem)
+
+    def error(self, key: str, problem: str) -> InvalidModelFile:
+        return InvalidModelFile(f"{self._prefix}.{key} {problem}", field=f"{self._prefix}.{key}")
 
     def integer(self, key: str, limit: int, *, default: int | None = None) -> int:
         value = self.get(key)
         value = default if value is None else value
-        self.require(
-            isinstance(value, int) and not isinstance(value, bool), key, f"is {shown(value)}, must be an integer"
-        )
-        assert isinstance(value, int)
-        self.require(1 <= value <= limit, key, f"is {value}, must be 1 to {limit}")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, f"is {shown(value)}, must be an integer")
+        self.require(key, f"is {value}, must be 1 to {limit}", holds=1 <= value <= limit)
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
-        self.require(isinstance(value, float) and 0 < value < 1e12, key, f"is {shown(value)}, must be a number above 0")
-        assert isinstance(value, float)
+        if not isinstance(value, float) or not 0 < value < MAX_NUMBER:
+            raise self.error(key, f"is {shown(value)}, must be a number above 0 and below {MAX_NUMBER}")
         return value
 
 

@@ -321,6 +321,7 @@ class CoreModel(_message.Message):
     NUMERICS_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     context_tokens: _builtins.int
     logits_width: _builtins.int
     dtype: _builtins.str
@@ -328,6 +329,8 @@ class CoreModel(_message.Message):
     max_logprobs: _builtins.int
     serving: _builtins.bool
     """False until a worker is attached, and again while none is."""
+    capacity_tokens: _builtins.int
+    """Tokens of one sequence that the largest KV pool can ever hold."""
     def __init__(
         self,
         *,
@@ -337,10 +340,11 @@ class CoreModel(_message.Message):
         numerics: _builtins.str = ...,
         max_logprobs: _builtins.int = ...,
         serving: _builtins.bool = ...,
+        capacity_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "dtype", b"dtype", "logits_width", b"logits_width", "max_logprobs", b"max_logprobs", "numerics", b"numerics", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_tokens", b"context_tokens", "dtype", b"dtype", "logits_width", b"logits_width", "max_logprobs", b"max_logprobs", "numerics", b"numerics", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,6 +160,11 @@ def test_rows_of_similar_length_are_gathered_together():
     assert [(rows.tolist(), width) for rows, width in groups] == [([0, 4], 16), ([2], 32), ([3, 5], 304), ([1], 5008)]
 
 
+def test_a_gather_of_long_rows_is_cut():
+    groups = group_by_length(np.arange(5), np.full(5, 16_000, np.int32), unit=16)
+    assert [(rows.tolist(), width) for rows, width in groups] == [([0, 1], 16_000), ([2, 3], 16_000), ([4], 16_000)]
+
+
 def test_a_back_end_on_another_pool_is_refused_at_start():
     mine, other = make_pool(0.0), make_pool(0.0)
     verify_bound(attention_backend("torch", mine), IndexTranslator((mine,)))

@@ -119,7 +119,15 @@ def test_a_hint_survives():
 
 
 def test_the_model_view_is_sent_whole():
-    view = ModelView(context_tokens=1, logits_width=2, dtype="float32", numerics="fast", max_logprobs=3, serving=True)
+    view = ModelView(
+        context_tokens=1,
+        capacity_tokens=4,
+        logits_width=2,
+        dtype="float32",
+        numerics="fast",
+        max_logprobs=3,
+        serving=True,
+    )
     message = model_to_message(view)
     assert {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields} == {
         name: getattr(view, name) for name in ModelView.__dataclass_fields__

@@ -11,9 +11,10 @@ from scheduler_svc.edge.resolve_request import check_generation_defaults, resolv
 from tests.support.edge_harness import tiny_card
 
 
-def resolve(request: pb.GenerateRequest, **defaults: float):
+def resolve(request: pb.GenerateRequest, *, capacity_tokens: int = 0, **defaults: float):
     card = tiny_card(7, generation=GenerationDefaults(**defaults))
-    facts = model_facts(card, CoreModel(context_tokens=50, logits_width=300), has_chat_template=False)
+    core = CoreModel(context_tokens=50, capacity_tokens=capacity_tokens, logits_width=300)
+    facts = model_facts(card, core, has_chat_template=False)
     return resolve_request(request, [1, 2], facts=facts, drawn_seed=11, deadline_ms=5)
 
 
@@ -44,6 +45,13 @@ def test_lengths_and_stops() -> None:
     assert np.frombuffer(submit.stop_token_ids, "<u4").tolist() == [7, 9]
     assert (submit.output_logprobs, submit.top_logprobs) == (True, 0)
     assert not resolve(pb.GenerateRequest()).output_logprobs
+
+
+def test_without_max_tokens_a_request_asks_for_what_a_small_pool_can_hold() -> None:
+    assert resolve(pb.GenerateRequest(), capacity_tokens=32).max_tokens == 30
+    assert resolve(pb.GenerateRequest(), capacity_tokens=2).max_tokens == 1
+    asked = pb.GenerateRequest(stop=StopParameters(max_tokens=40))
+    assert resolve(asked, capacity_tokens=32).max_tokens == 40
 
 
 def test_who_ignores_the_end_of_sequence_sees_its_text() -> None:

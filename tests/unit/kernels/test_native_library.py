@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels import build, native_spec, native_types
+from kernels import native as loading
 from kernels.errors import KernelError, NativeUnavailable
 from kernels.native import Native, ThreadPool, load_native
 from kernels.native_ops import linear
@@ -60,6 +61,23 @@ def test_a_failing_compiler_leaves_one_line_and_no_library(monkeypatch, tmp_path
     assert outcome.reason.startswith("the compiler failed: ")
     assert "\n" not in outcome.reason
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_an_install_without_the_library_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setattr(loading, "SHIPPED", tmp_path / "lib.so")
+
+    outcome = load_native()
+
+    assert isinstance(outcome, NativeUnavailable)
+    assert "without the native library" in outcome.reason
+
+
+def test_a_wheel_uses_the_library_that_it_ships(native, monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setattr(loading, "SHIPPED", native.path)
+
+    assert load_native(cache=tmp_path).path == native.path
 
 
 def test_a_broken_library_is_told_so(monkeypatch, tmp_path):

@@ -7,6 +7,8 @@ GEOMETRY = KVGeometry(num_pages=3, page_size=4, num_layers=2, num_kv_heads=2, he
 
 def test_a_slot_is_a_place_in_a_page_of_every_head():
     pool = TokenToKVPool(GEOMETRY, device=torch.device("cpu"))
+    for layer in range(GEOMETRY.num_layers):
+        pool.keys(layer).zero_()
     keys, values = torch.randn(2, 2, 8), torch.randn(2, 2, 8)
 
     pool.write(1, slots=torch.tensor([9, 4]), keys=keys, values=values)
