@@ -123,6 +123,9 @@ class CoreConfig(ConfigGroup):
     budget_tokens: int | None = Field(
         default=None, ge=1, description="Fixed prefill tokens a plan; unset = from the cost model."
     )
+    target_step_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds a plan may take by the cost model; unset = by device."
+    )
     schedule_policy: SchedulePolicy = Field(
         default=SchedulePolicy.FCFS, description="Who goes next: fcfs, lpm (most cached tokens) or priority."
     )

@@ -50,6 +50,8 @@ class StepMetrics:
     kv_pages_used: Gauge
     kv_pages_cached: Gauge
     kv_usage_ratio: Gauge
+    budget_tokens: Gauge
+    prediction_error_ratio: Gauge
     invariant_checks: Counter
 
 
@@ -193,6 +195,15 @@ def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
         kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages that requests hold.", registry=registry),
         kv_pages_cached=Gauge(
             PREFIX + "kv_pages_cached", "KV pages in a prefix cache that no request holds.", registry=registry
+        ),
+        budget_tokens=Gauge(
+            PREFIX + "budget_tokens", "Prefill tokens a plan may carry.", ["worker"], registry=registry
+        ),
+        prediction_error_ratio=Gauge(
+            PREFIX + "step_prediction_error_ratio",
+            "Mean relative error of predicted device times, recently.",
+            ["worker"],
+            registry=registry,
         ),
         invariant_checks=_invariant_checks(registry),
         kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),

@@ -167,6 +167,9 @@ class Exporter:
         step.kv_pages.set(_pages(gauges))
         step.kv_pages_used.set(_pages_used(gauges))
         step.kv_pages_cached.set(sum(sum(worker.pages_cached) for worker in gauges.workers))
+        for worker in gauges.workers:
+            step.budget_tokens.labels(worker.worker).set(worker.budget_tokens)
+            step.prediction_error_ratio.labels(worker.worker).set(worker.prediction_error)
         step.kv_usage_ratio.set(_usage(gauges))
         for name, counter, value in (
             ("prompt", requests.prompt_tokens, counters.prompt_tokens),

@@ -65,6 +65,10 @@ class WorkerGauges:
     """Of the others, those in the prefix cache: free for whoever needs them."""
     evicted_pages: int
     """Cached pages given up since the worker was attached."""
+    budget_tokens: int
+    """Prefill tokens a plan may carry."""
+    prediction_error: float
+    """Mean relative error of the cost model, recently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

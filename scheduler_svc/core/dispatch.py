@@ -20,10 +20,13 @@ def send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]
     plan = build_plan(worker, batch, budget_ms=state.settings.plan_budget_ms)
     out.append(SendPlan(worker.name, plan))
     rows = plan.rows
-    worker.in_flight.append(PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1))
+    num_tokens = len(plan.tokens.ids)
+    worker.in_flight.append(
+        PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1, num_tokens)
+    )
     _mark_planned(worker, batch)
     worker.next_seq += 1
-    _count(state, batch, num_tokens=len(plan.tokens.ids))
+    _count(state, batch, num_tokens=num_tokens)
     return True
 
 

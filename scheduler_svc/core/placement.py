@@ -129,6 +129,7 @@ def _place_waiting(state: SchedulerState) -> set[str]:
             closed.add(taker.worker.name)
     for request, tokens in placed:
         state.waiting.remove_placed(request, tokens=tokens)
+        state.queue_rate.placed(request.sampled_len)
     return full
 
 

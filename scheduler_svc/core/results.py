@@ -5,8 +5,9 @@ A row counts only if handle, attempt and position are those planned, and the req
 
 from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import DataFault, EngineError, InternalFault
-from protos.wire.result import ForwardResult, PlanRejection
+from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
+from scheduler_svc.core.cost_model import PlanShape
 from scheduler_svc.core.events import Instruction, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
@@ -28,6 +29,8 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
     if event.result.rejection is not None:
         _reject(state, plan, event.result.rejection, out=out)
         return
+    shape = PlanShape(plan.num_tokens, int(plan.positions.sum()) + len(plan.rows))
+    worker.measured(shape, _device_s(event.result.timings))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
     rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
     for row, token_id, failure, logprobs in rows:
@@ -43,6 +46,11 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         worker.memory.commit(request.holding, request.tokens, request.kv_len)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
+
+
+def _device_s(timings: PlanTimings) -> float:
+    spent = (timings.host_to_device_ns, timings.forward_ns, timings.sample_ns, timings.device_to_host_ns)
+    return sum(spent) / 1e9
 
 
 def _is_next(worker: WorkerState, result: ForwardResult) -> bool:

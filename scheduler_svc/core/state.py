@@ -8,6 +8,7 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
 from scheduler_svc.core.policy import make_policy
+from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -42,6 +43,7 @@ class SchedulerState:
     """Ever attached."""
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
+    queue_rate: QueueRate = field(default_factory=QueueRate)
     next_handle: int = 1
     counters: CoreCounters = field(default_factory=CoreCounters)
 
@@ -139,4 +141,6 @@ def _worker_gauges(worker: WorkerState) -> WorkerGauges:
         pages_used=tuple(pool.held - unused for pool, unused in zip(memory.allocators, cached, strict=True)),
         pages_cached=tuple(cached),
         evicted_pages=memory.cache.evicted_pages,
+        budget_tokens=worker.budget_tokens,
+        prediction_error=worker.cost.error_ratio,
     )

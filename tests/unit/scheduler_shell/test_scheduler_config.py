@@ -23,6 +23,7 @@ FLAGS = {
     "edge_metrics_port": ("2", 2),
     "max_streams": ("9", 9),
     "budget_tokens": ("64", 64),
+    "target_step_ms": ("80", 80.0),
     "schedule_policy": ("lpm", SchedulePolicy.LPM),
     "priority_aging_s": ("3", 3.0),
     "max_waiting_requests": ("5", 5),

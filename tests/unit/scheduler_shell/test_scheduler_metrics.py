@@ -26,6 +26,10 @@ NAMES = {
 LABEL_FREE = {"requests_running", "requests_waiting", "kv_usage_ratio", "kv_pages", "kv_pages_used"}
 
 
+def gauges_of(worker: str, **changes: object) -> WorkerGauges:
+    return WorkerGauges(worker=worker, plans_in_flight=0, budget_tokens=256, prediction_error=0.1, **changes)
+
+
 def test_the_promised_metrics_exist_and_are_named_by_the_rules():
     registry = CollectorRegistry()
     create_metrics(registry).describe(model="m", architecture="llama", weights="abc")
@@ -76,9 +80,19 @@ def test_counters_rise_by_what_was_added_only():
             pages_used=(3, 1),
             pages_cached=(2, 0),
             evicted_pages=5,
+            budget_tokens=256,
+            prediction_error=0.1,
         ),
         WorkerGauges(
-            worker="b", requests=0, plans_in_flight=0, pages=(6,), pages_used=(0,), pages_cached=(6,), evicted_pages=1
+            worker="b",
+            requests=0,
+            plans_in_flight=0,
+            pages=(6,),
+            pages_used=(0,),
+            pages_cached=(6,),
+            evicted_pages=1,
+            budget_tokens=256,
+            prediction_error=0.1,
         ),
     )
     gauges = CoreGauges(running=1, waiting=2, waiting_tokens=0, new_token_ratio=0.5, workers=workers)
