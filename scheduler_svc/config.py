@@ -106,10 +106,13 @@ class ModelConfig(ConfigGroup):
 class EdgeConfig(ConfigGroup):
     """The callers' side. Read by the edges."""
 
-    host: str = Field(default="127.0.0.1", description="Address the callers' gRPC port listens on.")
+    host: str = Field(default="127.0.0.1", description="Address the callers' gRPC and HTTP ports listen on.")
     port: Port = Field(default=50051, description="Callers' gRPC port; 0 = any free one.")
     health_port: Port = Field(
         default=50052, description="Plaintext health port of edge 0; edge j listens j above it. 0 = any."
+    )
+    http_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of the OpenAI-compatible HTTP front; unset = none, 0 = any."
     )
     edge_metrics_port: Port = Field(
         default=9440, description="Metrics port of edge 0; edge j listens j above it. 0 = any."

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections import deque
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
-from protos.service.server import prove_port_free
+from protos.service.server import bound_socket, prove_port_free
 from protos.wire.errors import InvalidRequest
 from scheduler_svc.config import ProcessConfig, Role, SchedulerConfig
 
@@ -28,6 +27,8 @@ _logger = logging.getLogger(__name__)
 
 # Starting again cannot help: the settings, a file or a port is wrong.
 _LASTING = frozenset({EX_CONFIG, int(ExitCode.BAD_INPUT), int(ExitCode.CANNOT_LISTEN)})
+# Ends of a child that was told to stop; the second is that of one which had begun nothing yet.
+_ORDERLY = frozenset({int(ExitCode.OK), -int(signal.SIGTERM)})
 _RESTART_WINDOW_S = 60.0
 _FIRST_PAUSE_S = 0.2
 _MARGIN_S = 5.0
@@ -45,8 +46,8 @@ async def run_parent(config: SchedulerConfig, arguments: Sequence[str]) -> int:
     Raises:
         EngineError: the port is in use, or the socket folder cannot be used.
     """
-    with _lifeline() as lifeline, _socket_folder(config.process) as folder, _shared_port(config) as port:
-        common = (*arguments, "--socket-dir", str(folder), "--parent-fd", str(lifeline), "--port", str(port))
+    with _lifeline() as lifeline, _socket_folder(config.process) as folder, _shared_ports(config) as ports:
+        common = (*arguments, "--socket-dir", str(folder), "--parent-fd", str(lifeline), *ports)
 
         def command(role: Role, index: int) -> list[str]:
             flags = ("--role", role.value, "--edge-index", str(index))
@@ -157,7 +158,7 @@ class Supervisor:
             _signal(self._core, signal.SIGTERM)
         done, slow = await asyncio.wait({core}, timeout=_MARGIN_S)
         codes.extend(task.result() for task in done)
-        return ExitCode.OK if not (late or slow or any(codes)) else ExitCode.FAULT
+        return ExitCode.OK if not (late or slow) and _ORDERLY.issuperset(codes) else ExitCode.FAULT
 
     async def _end_all(self) -> None:
         """End what still runs: politely for a short while, then not."""
@@ -228,19 +229,18 @@ def _socket_folder(config: ProcessConfig) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _shared_port(config: SchedulerConfig) -> Iterator[int]:
-    """The port for the edges: proved free and then held when several will share it; a single edge proves it itself.
+def _shared_ports(config: SchedulerConfig) -> Iterator[list[str]]:
+    """Flags with the edges' common ports, each proved free and then held. A single edge proves its ports itself.
 
     Raises:
-        PortInUse, CannotListen: the port cannot be had.
+        PortInUse, CannotListen: a port cannot be had.
     """
-    if config.process.edges == 1:
-        yield config.edge.port
-        return
-    host, port = config.edge.host, config.edge.port
-    prove_port_free(host, port)
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(place)
-        yield int(holder.getsockname()[1])
+    wanted = {"--port": config.edge.port, "--http-port": config.edge.http_port}
+    flags: list[str] = []
+    with contextlib.ExitStack() as held:
+        for flag, port in wanted.items():
+            if config.process.edges > 1 and port is not None:
+                prove_port_free(config.edge.host, port)
+                holder = held.enter_context(bound_socket(config.edge.host, port, shares_port=True))
+                flags += [flag, str(holder.getsockname()[1])]
+        yield flags

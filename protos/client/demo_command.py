@@ -48,7 +48,7 @@ def demo(options: ServeOptions, question: str, console: Console) -> int:
         group.start(service_commands(options, resolve_model(options, console)))
         start_serving(group, console, threading.Event())
         console.print(f"services ready after {time.monotonic() - begin:.1f} s", style="dim", highlight=False)
-        with GenerationClient(f"{options.host}:{options.port}") as client:
+        with GenerationClient(f"{options.ports.host}:{options.ports.port}") as client:
             console.print(f"\n> {question}\n", style="bold", highlight=False)
             figures = stream_answer(client, Chat.user(question), console)
             since_start_s = time.monotonic() - begin - figures.duration_s + figures.first_token_s

@@ -33,8 +33,8 @@ Prompt = str | Chat | TokenIds
 """Text is raw: no template is applied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduling:
+@dataclass(frozen=True, kw_only=True)
+class SchedulingOptions:
     """When and beside whom a request runs."""
 
     cache_salt: str = ""
@@ -43,30 +43,42 @@ class Scheduling:
     """Higher goes first where the server schedules by priority: -10 .. 10."""
 
 
-DEFAULT_SCHEDULING = Scheduling()
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are drawn. `None` leaves the choice to the server."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions:
-    """What a caller may say about one request. `None` leaves the choice to the server."""
-
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """When the output ends. `None` leaves the choice to the server."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions):
+    """What a caller may say about one request: `GenerateOptions(max_tokens=64, temperature=0)`."""
+
     logprobs: int | None = None
     """Log-probabilities of output tokens with this many best alternatives."""
     keep_special_tokens: bool = False
+    echo: bool = False
+    """Give the prompt's text back, as `prompt_text`."""
     model: str | None = None
     client_tag: str = ""
-    scheduling: Scheduling = DEFAULT_SCHEDULING
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,8 @@ class Chunk:
     finish: Finish | None
     usage: Usage | None
     seed: int | None
+    prompt_text: str | None = None
+    """First chunk only, when asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +136,8 @@ class Generation:
     finish: Finish
     usage: Usage
     seed: int
+    prompt_text: str | None = None
+    """When asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +196,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.G
         client_tag=options.client_tag,
         logprobs=options.logprobs,
         keep_special_tokens=True if options.keep_special_tokens else None,
-        cache_salt=options.scheduling.cache_salt or None,
-        priority=options.scheduling.priority or None,
+        cache_salt=options.cache_salt or None,
+        priority=options.priority or None,
+        echo=True if options.echo else None,
     )
     if isinstance(prompt, str):
         message.text = prompt
@@ -207,6 +224,8 @@ def _sampling(options: GenerateOptions) -> sampling_pb2.SamplingParameters:
         top_k=options.top_k,
         min_p=options.min_p,
         repetition_penalty=options.repetition_penalty,
+        frequency_penalty=options.frequency_penalty,
+        presence_penalty=options.presence_penalty,
         seed=options.seed,
     )
 
@@ -233,6 +252,7 @@ def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
         finish=_finish(message.finish) if message.HasField("finish") else None,
         usage=_usage(message.usage) if message.HasField("usage") else None,
         seed=message.seed if message.HasField("seed") else None,
+        prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
     )
 
 
@@ -246,6 +266,7 @@ def generation_from(message: generate_pb2.Generation) -> Generation:
         finish=_finish(message.finish),
         usage=_usage(message.usage),
         seed=message.seed,
+        prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
     )
 
 

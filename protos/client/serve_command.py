@@ -6,7 +6,7 @@ Parses and starts; imports neither service. The model is fetched first, so that 
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,15 +21,42 @@ from protos.wire.errors import InvalidRequest
 GENERATION_SERVICE = "forwardplane.v1.GenerationService"
 WORKER_SERVICE = "forwardplane.v1.WorkerService"
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_HTTP_PORT = 8000
 START_TIMEOUT_S = 300.0
 
 Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
+OptionalPort = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePorts:
+    """Where the processes listen. Worker i takes its three ports + i."""
+
+    host: str = "127.0.0.1"
+    """Address that callers reach."""
+    port: Port = 50051
+    """gRPC port of callers."""
+    http_port: OptionalPort | None = None
+    """OpenAI-compatible HTTP port of callers; 0: none. Default: 8000, and none for a demo."""
+    health_port: Port = 50052
+    """Plaintext gRPC health port of the scheduler."""
+    metrics_port: Port = 9464
+    """HTTP port of the scheduler core's metrics."""
+    edge_metrics_port: Port = 9440
+    """HTTP port of the first edge's metrics."""
+    worker_port: Port = 50100
+    """gRPC port of the first worker."""
+    worker_health_port: Port = 50150
+    """Plaintext gRPC health port of the first worker."""
+    worker_metrics_port: Port = 9465
+    """HTTP port of the first worker's metrics."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What to serve, how, and on which ports. Worker i takes its three worker ports + i."""
+    """What to serve, how, and on which ports."""
 
     model: str = DEFAULT_MODEL
     """Name of a known model (see `fetch-model`), a model folder, or a .gguf file."""
@@ -41,28 +68,14 @@ class ServeOptions:
     """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and KV."""
-    host: str = "127.0.0.1"
-    """Address that callers reach."""
-    port: Port = 50051
-    """gRPC port of callers."""
-    health_port: Port = 50052
-    """Plaintext gRPC health port of the scheduler."""
-    metrics_port: Port = 9464
-    """HTTP port of the scheduler core's metrics."""
-    edge_metrics_port: Port = 9440
-    """HTTP port of the first edge's metrics."""
     workers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=16))] = 1
     """Worker processes."""
-    worker_port: Port = 50100
-    """gRPC port of the first worker."""
-    worker_health_port: Port = 50150
-    """Plaintext gRPC health port of the first worker."""
-    worker_metrics_port: Port = 9465
-    """HTTP port of the first worker's metrics."""
     budget_tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=16, lte=65536))] = None
     """Prefill tokens of one plan, fixed. Default: the scheduler's own choice."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the processes log to stderr."""
+    ports: ServePorts = ServePorts()
+    """Where they listen."""
 
 
 def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
@@ -95,15 +108,15 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
         "--device": options.device,
         "--numerics": options.numerics,
         "--dtype": options.dtype,
-        "--port": str(options.worker_port + index),
-        "--health-port": str(options.worker_health_port + index),
-        "--metrics-port": str(options.worker_metrics_port + index),
+        "--port": str(options.ports.worker_port + index),
+        "--health-port": str(options.ports.worker_health_port + index),
+        "--metrics-port": str(options.ports.worker_metrics_port + index),
         "--log-level": options.log_level,
     }
     return ServiceCommand(
         name=f"worker {index}",
         arguments=("-m", "worker_svc", *_flags(arguments)),
-        health_target=f"127.0.0.1:{options.worker_health_port + index}",
+        health_target=f"127.0.0.1:{options.ports.worker_health_port + index}",
         health_service=WORKER_SERVICE,
     )
 
@@ -111,20 +124,22 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
 def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCommand:
     arguments = {
         "--model": str(folder.path),
-        "--host": options.host,
-        "--port": str(options.port),
-        "--health-port": str(options.health_port),
-        "--metrics-port": str(options.metrics_port),
-        "--edge-metrics-port": str(options.edge_metrics_port),
-        "--workers": ",".join(f"127.0.0.1:{options.worker_port + index}" for index in range(options.workers)),
+        "--host": options.ports.host,
+        "--port": str(options.ports.port),
+        "--health-port": str(options.ports.health_port),
+        "--metrics-port": str(options.ports.metrics_port),
+        "--edge-metrics-port": str(options.ports.edge_metrics_port),
+        "--workers": ",".join(f"127.0.0.1:{options.ports.worker_port + index}" for index in range(options.workers)),
         "--log-level": options.log_level,
     }
+    if options.ports.http_port:
+        arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
         arguments["--budget-tokens"] = str(options.budget_tokens)
     return ServiceCommand(
         name="scheduler",
         arguments=("-m", "scheduler_svc", *_flags(arguments)),
-        health_target=f"127.0.0.1:{options.health_port}",
+        health_target=f"127.0.0.1:{options.ports.health_port}",
         health_service=GENERATION_SERVICE,
     )
 
@@ -135,10 +150,10 @@ def _flags(arguments: dict[str, str]) -> list[str]:
 
 def _check_ports(options: ServeOptions) -> None:
     taken: dict[int, str] = {}
-    single = ("port", "health_port", "metrics_port", "edge_metrics_port")
-    ports = [(name, getattr(options, name)) for name in single]
+    single = ("port", "http_port", "health_port", "metrics_port", "edge_metrics_port")
+    ports = [(name, getattr(options.ports, name)) for name in single if getattr(options.ports, name)]
     for index in range(options.workers):
-        ports += [(f"{name} + {index}", getattr(options, name) + index) for name in _WORKER_PORTS]
+        ports += [(f"{name} + {index}", getattr(options.ports, name) + index) for name in _WORKER_PORTS]
     for name, port in ports:
         if port in taken:
             raise InvalidRequest(f"port {port} is asked for twice: {taken[port]} and {name}", field=name)
@@ -154,6 +169,8 @@ def serve(options: ServeOptions, console: Console) -> int:
     Raises:
         EngineError: the model, a port or a process is not usable.
     """
+    if options.ports.http_port is None:
+        options = replace(options, ports=replace(options.ports, http_port=DEFAULT_HTTP_PORT))
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -163,13 +180,18 @@ def serve(options: ServeOptions, console: Console) -> int:
         group.start(service_commands(options, resolve_model(options, console)))
         start_serving(group, console, stop)
         if not stop.is_set():
-            console.print(f"serving {options.model} on {options.host}:{options.port}", highlight=False)
+            console.print(f"serving {options.model} on {_where(options.ports)}", highlight=False)
             console.print(f"ready after {time.monotonic() - begin:.1f} s; Ctrl-C stops", style="dim", highlight=False)
         while not stop.wait(0.5):
             group.check_alive()
     finally:
         code = group.stop()
     return 0 if code == 0 else 1
+
+
+def _where(ports: ServePorts) -> str:
+    http = f" and http://{ports.host}:{ports.http_port}/v1" if ports.http_port else ""
+    return f"{ports.host}:{ports.port}{http}"
 
 
 def start_serving(group: ProcessGroup, console: Console, stop: threading.Event) -> None:

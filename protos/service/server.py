@@ -99,16 +99,27 @@ def prove_port_free(host: str, port: int) -> None:
     Raises:
         PortInUse, CannotListen: as `bind_port`.
     """
+    bound_socket(host, port).close()
+
+
+def bound_socket(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """A TCP socket of that address, bound and not listening; the caller closes it.
+
+    Raises:
+        PortInUse, CannotListen: as `bind_port`.
+    """
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
         raise CannotListen(f"cannot listen on {host}: {error.strerror}", field="host") from None
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(place)
-        except OSError as error:
-            raise listen_error(error, host, port) from None
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shares_port else socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(place)
+    except OSError as error:
+        bound.close()
+        raise listen_error(error, host, port) from None
+    return bound
 
 
 def listen_error(error: OSError, host: str, port: int) -> CannotListen:

@@ -54,9 +54,20 @@ class Admission:
         return stream
 
     async def open_streams(
-        self, requests: Sequence[GenerateRequest], caller: CallerIdentity, *, deadline: float
+        self,
+        requests: Sequence[GenerateRequest],
+        caller: CallerIdentity,
+        *,
+        deadline: float,
+        max_held_ids: int | None = None,
     ) -> list[CallerStream]:
         """Running streams for all of `requests`, or for none.
+
+        Args:
+            requests: as they came.
+            caller: whose they are.
+            deadline: on the event loop's clock.
+            max_held_ids: most ids of one stream that may wait for the reader; None: as many as there are.
 
         Raises:
             EngineError: one was refused; its field begins with the request's place.
@@ -69,7 +80,7 @@ class Admission:
         checked = []
         for index, request in enumerate(requests):
             try:
-                checked.append(await self._check(request, caller, deadline=deadline, max_held_ids=None))
+                checked.append(await self._check(request, caller, deadline=deadline, max_held_ids=max_held_ids))
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
@@ -79,10 +90,11 @@ class Admission:
     async def _check(
         self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, max_held_ids: int | None
     ) -> Checked:
-        self._check_gate()
+        self.check_gate()
         facts = self._link.facts
         validate_generate(request, facts)
         prompt_ids = await self._encoder.prompt_ids(request)
+        prompt_text = await self._encoder.prompt_text(request, prompt_ids) if request.echo else None
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise DeadlinePassed("the request's time was over before it was admitted")
@@ -103,6 +115,7 @@ class Admission:
             client_tag=request.client_tag,
             prompt_tokens=len(prompt_ids),
             seed=submit.sampling.seed,
+            prompt_text=prompt_text,
         )
         decoder = self._tokenizer.decoder(
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, facts)
@@ -110,7 +123,12 @@ class Admission:
         stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
         return stream, submit
 
-    def _check_gate(self) -> None:
+    def check_gate(self) -> None:
+        """Whether requests are taken at all now.
+
+        Raises:
+            Draining, Loading: they are not.
+        """
         if self._is_draining:
             raise Draining("this scheduler is shutting down")
         if not self._link.facts.is_serving:

@@ -31,6 +31,8 @@ class StreamNames:
     client_tag: str
     prompt_tokens: int
     seed: int
+    prompt_text: str | None = None
+    """Given back with the first chunk; None when not asked for."""
 
 
 class CallerStream:
@@ -185,6 +187,8 @@ class CallerStream:
             self._is_first = False
             chunk.request_id = self.names.request_id
             chunk.client_tag = self.names.client_tag
+            if self.names.prompt_text is not None:
+                chunk.prompt_text = self.names.prompt_text
         return chunk
 
     def _is_ready(self) -> bool:

@@ -5,7 +5,6 @@ Reads card, tokenizer and template of the model, never its tensors.
 
 import asyncio
 import logging
-from importlib import metadata
 
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
@@ -14,9 +13,10 @@ from protos.service.model_files import read_model_folder
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.edge.core_link import CoreLink
-from scheduler_svc.edge.edge_server import EdgeAddress, EdgeParts, EdgeServer
+from scheduler_svc.edge.edge_parts import EdgeParts
+from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.edge_text import EdgeText
-from scheduler_svc.edge.metrics import create_edge_metrics
+from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.resolve_request import check_generation_defaults
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 30.0
 # What a stop may take beside the time that running streams are given.
 _STOP_MARGIN_S = 5.0
+# Calls beyond the edge's streams should reach the edge, which refuses them with a reason.
+_CALL_MARGIN = 256
 
 
 async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
@@ -38,18 +40,14 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
     link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
-    parts = EdgeParts(
-        link=link,
-        tokenizer=text.tokenizer,
-        encoder=text.encoder,
-        metrics=create_edge_metrics(metrics_server.registry),
-        version=metadata.version("forwardplane"),
-    )
+    parts = EdgeParts.joined(link, text, metrics_server.registry)
     server = EdgeServer(parts, edge_address(config, edge_index), max_streams=config.edge.max_streams)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))
     lifecycle.add(Part(name="text", start=text.start, stop=text.stop))
     lifecycle.add(_core_part(bridge, link, lifecycle))
+    if config.edge.http_port is not None:
+        lifecycle.add(_http_part(parts, config, config.edge.http_port))
     lifecycle.add(_server_part(server, drain_timeout_s=config.process.drain_timeout_s))
     install_level_signals(asyncio.get_running_loop())
     return int(await lifecycle.run())
@@ -88,6 +86,13 @@ def _server_part(server: EdgeServer, *, drain_timeout_s: float) -> Part:
         await server.stop()
 
     return Part(name="callers' server", start=server.start, stop=stop, stop_limit_s=drain_timeout_s + _STOP_MARGIN_S)
+
+
+def _http_part(parts: EdgeParts, config: SchedulerConfig, port: int) -> Part:
+    """Stopped after the gRPC door, whose stop drains the streams of both."""
+    address = HttpAddress(host=config.edge.host, port=port, shares_port=config.process.edges > 1)
+    server = HttpServer(parts, address, HttpLimits(max_calls=config.edge.max_streams + _CALL_MARGIN))
+    return Part(name="HTTP front", start=server.start, stop=server.stop)
 
 
 def _metrics_part(server: MetricsServer, config: SchedulerConfig, edge_index: int) -> Part:

@@ -13,13 +13,10 @@ from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
 from protos.wire.errors import Draining
-from scheduler_svc.edge.admission import Admission
-from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.generation_servicer import GenerationServicer
-from scheduler_svc.edge.metrics import CallMetrics, EdgeMetrics
+from scheduler_svc.edge.metrics import CallMetrics
 from scheduler_svc.edge.model_facts import ModelFacts
-from scheduler_svc.edge.prompt_encoder import PromptEncoder
-from scheduler_svc.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +39,6 @@ class EdgeAddress:
     """Other edges listen on the same port; the parent has proved it free."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeParts:
-    """What an edge's server serves with."""
-
-    link: CoreLink
-    tokenizer: TextTokenizer
-    encoder: PromptEncoder
-    metrics: EdgeMetrics
-    version: str
-
-
 class EdgeServer:
     """Made by the edge's composition root, in the event loop; started and stopped once."""
 
@@ -61,7 +47,7 @@ class EdgeServer:
         self._address = address
         self._max_streams = max_streams
         self._metrics = parts.metrics
-        self._admission = Admission(parts.link, parts.tokenizer, parts.encoder)
+        self._admission = parts.admission
         self._servicer = GenerationServicer(
             parts.link,
             self._admission,

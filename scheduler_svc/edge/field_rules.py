@@ -185,6 +185,7 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "keep_special_tokens": Anything(),
         "cache_salt": Text(limits.MAX_CACHE_SALT_BYTES),
         "priority": Number(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
+        "echo": Anything(),
     }
 )
 TOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType({"text": _PROMPT_TEXT, **_CHAT})

@@ -5,24 +5,23 @@ its streams end with it.
 """
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
 from typing_extensions import override
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
-from protos.wire.errors import EngineError, InternalFault, MessageTooLarge, NotOffered
+from protos.wire.errors import MessageTooLarge, NotOffered
 from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.caller_identity import ANONYMOUS
-from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_link import CoreLink
-from scheduler_svc.edge.metrics import EdgeMetrics
+from scheduler_svc.edge.metrics import EdgeMetrics, counting_rejections
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.running import running
+from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
 from scheduler_svc.edge.write_pacing import WritePacing
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -54,21 +53,13 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """One prompt; chunks as they are released. Headers leave with the first chunk, so a refusal has none."""
         arrived = _now()
         deadline = arrived + _time_left_s(context)
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             stream = await self._admission.open_stream(request, ANONYMOUS, deadline=deadline)
         with running([stream], link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as (record,):
-            chunk = await stream.next_chunk()
-            if chunk is not None:
-                await context.send_initial_metadata((("request-id", stream.names.request_id),))
-            while chunk is not None:
-                num_ids = len(chunk.token_ids)
-                yield chunk
-                now = _now()
-                record.wrote(num_ids, now)
-                stream.pace(now + self._pacing.pause_s())
-                chunk = await stream.next_chunk()
-            if stream.error is not None:
-                raise stream.error
+            async with aclosing(paced_chunks(stream, record, self._pacing)) as chunks:
+                async for chunk in chunks:
+                    await _send_headers(context, chunk)
+                    yield chunk
 
     @override
     async def GenerateOnce(
@@ -77,10 +68,10 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """All prompts, or the error of the first that was refused or failed; the others are cancelled then."""
         arrived = _now()
         deadline = arrived + _time_left_s(context)
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             streams = await self._admission.open_streams(request.requests, ANONYMOUS, deadline=deadline)
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
-            generations = await asyncio.gather(*(_whole(stream) for stream in streams))
+            generations = await asyncio.gather(*(whole_generation(stream) for stream in streams))
         reply = generate_pb2.GenerateOnceReply(generations=generations)
         size = reply.ByteSize()
         if size > MAX_CALLER_MESSAGE_BYTES:
@@ -99,7 +90,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     @override
     async def Tokenize(self, request: generate_pb2.TokenizeRequest, context: Context) -> generate_pb2.TokenizeReply:
         """The ids that `Generate` would make of the same input."""
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             return generate_pb2.TokenizeReply(token_ids=await self._encoder.tokenize(request, self._link.facts))
 
     @override
@@ -107,7 +98,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         self, request: generate_pb2.DetokenizeRequest, context: Context
     ) -> generate_pb2.DetokenizeReply:
         """The text of ids; broken characters come out as U+FFFD."""
-        with self._counting_rejections():
+        with counting_rejections(self._metrics):
             return generate_pb2.DetokenizeReply(text=await self._encoder.detokenize(request, self._link.facts))
 
     @override
@@ -143,33 +134,11 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """Empty the prefix caches of all workers."""
         return await self._link.questions.flush_cache()
 
-    @contextmanager
-    def _counting_rejections(self) -> Iterator[None]:
-        try:
-            yield
-        except EngineError as error:
-            self._metrics.rejections.labels(error.reason).inc()
-            raise
 
-
-async def _whole(stream: CallerStream) -> generate_pb2.Generation:
-    """Everything that a stream gave, once it has finished well."""
-    stream.pace(math.inf)
-    chunk = await stream.next_chunk()
-    if stream.error is not None:
-        raise stream.error
-    if chunk is None:
-        raise InternalFault("a stream ended without its last chunk")
-    return generate_pb2.Generation(
-        request_id=stream.names.request_id,
-        client_tag=stream.names.client_tag,
-        token_ids=chunk.token_ids,
-        text=chunk.text,
-        logprobs=chunk.logprobs,
-        finish=chunk.finish,
-        usage=chunk.usage,
-        seed=chunk.seed,
-    )
+async def _send_headers(context: Context, chunk: generate_pb2.GenerateChunk) -> None:
+    """Before the first chunk only."""
+    if chunk.request_id:
+        await context.send_initial_metadata((("request-id", chunk.request_id),))
 
 
 def _time_left_s(context: Context) -> float:

@@ -1,8 +1,10 @@
 """Every metric of an edge process, declared once. The core's are in `scheduler_svc/metrics.py`.
 
-Labels come from the schema's method names, gRPC's code names and the error taxonomy.
+Labels come from the schema's method names, the HTTP front's routes, gRPC's code names and the error taxonomy.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,6 +15,7 @@ from protos.service.metrics import (
     TOKEN_SECONDS_BUCKETS,
     TOKENS_BUCKETS,
 )
+from protos.wire.errors import EngineError
 
 PREFIX = "forwardplane_scheduler_"
 
@@ -24,6 +27,7 @@ class EdgeMetrics:
     requests: Counter
     rejections: Counter
     open_calls: Gauge
+    http_open_calls: Gauge
     first_token_seconds: Histogram
     inter_token_seconds: Histogram
     output_token_seconds: Histogram
@@ -54,6 +58,37 @@ class CallMetrics:
                 self._metrics.duration_seconds.observe(seconds)
 
 
+class HttpCallMetrics:
+    """Counts calls of the HTTP front, by route, with the gRPC code that the other door would have given."""
+
+    def __init__(self, metrics: EdgeMetrics) -> None:
+        self._metrics = metrics
+        self.open_calls = 0
+
+    def call_started(self) -> None:
+        """A call has arrived."""
+        self.open_calls += 1
+        self._metrics.http_open_calls.inc()
+
+    def call_finished(self, route: str, code: str, *, seconds: float) -> None:
+        """It ended so."""
+        self.open_calls -= 1
+        self._metrics.http_open_calls.dec()
+        self._metrics.requests.labels(route, code).inc()
+        if route.endswith("/completions"):
+            self._metrics.duration_seconds.observe(seconds)
+
+
+@contextmanager
+def counting_rejections(metrics: EdgeMetrics) -> Iterator[None]:
+    """Counts an error that refuses a request at the door; it goes on."""
+    try:
+        yield
+    except EngineError as error:
+        metrics.rejections.labels(error.reason).inc()
+        raise
+
+
 def create_edge_metrics(registry: CollectorRegistry) -> EdgeMetrics:
     """All metrics of an edge process, registered."""
 
@@ -61,11 +96,14 @@ def create_edge_metrics(registry: CollectorRegistry) -> EdgeMetrics:
         return Histogram(PREFIX + name, help_text, buckets=buckets, registry=registry)
 
     return EdgeMetrics(
-        requests=Counter(PREFIX + "requests", "Calls by gRPC code.", ["method", "code"], registry=registry),
+        requests=Counter(
+            PREFIX + "requests", "Calls by method or route and gRPC code.", ["method", "code"], registry=registry
+        ),
         rejections=Counter(
             PREFIX + "request_rejections", "Requests refused at the edge's door.", ["reason"], registry=registry
         ),
         open_calls=Gauge(PREFIX + "grpc_open_calls", "Calls that are being served.", registry=registry),
+        http_open_calls=Gauge(PREFIX + "http_open_calls", "HTTP calls that are being served.", registry=registry),
         first_token_seconds=histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first chunk.", FIRST_TOKEN_SECONDS_BUCKETS
         ),

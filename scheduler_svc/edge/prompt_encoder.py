@@ -44,6 +44,21 @@ class PromptEncoder:
             return list(request.tokens.ids)
         return await self._text_ids(request)
 
+    async def prompt_text(self, request: GenerateRequest, prompt_ids: list[int]) -> str:
+        """The text of a checked request's prompt: as it came, or of its ids with special tokens.
+
+        Raises:
+            InvalidRequest: it is longer than any prompt text may be.
+        """
+        if request.WhichOneof("prompt") == "text":
+            return request.text
+        text = await self._decode(prompt_ids, keep_special=True)
+        size = len(text.encode())
+        if size > MAX_PROMPT_BYTES:
+            message = f"echo: the prompt's text has {size} bytes; the limit is {MAX_PROMPT_BYTES}"
+            raise InvalidRequest(message, field="echo")
+        return text
+
     async def tokenize(self, request: TokenizeRequest, facts: ModelFacts) -> list[int]:
         """The ids that a generation would get from the same input.
 
@@ -60,10 +75,7 @@ class PromptEncoder:
             EngineError: refused.
         """
         validate_detokenize(request, facts)
-        decode = partial(self._tokenizer.decode, list(request.token_ids), keep_special=request.keep_special_tokens)
-        if len(request.token_ids) <= _MAX_ON_LOOP:
-            return decode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        return await self._decode(list(request.token_ids), keep_special=request.keep_special_tokens)
 
     def close(self) -> None:
         """End the threads. Safe to repeat."""
@@ -73,6 +85,12 @@ class PromptEncoder:
         if request.HasField("chat"):
             return await self._encode(await self._rendered(request.chat))
         return self._first_ids + await self._encode(request.text)
+
+    async def _decode(self, token_ids: list[int], *, keep_special: bool) -> str:
+        decode = partial(self._tokenizer.decode, token_ids, keep_special=keep_special)
+        if len(token_ids) <= _MAX_ON_LOOP:
+            return decode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
 
     async def _encode(self, text: str) -> list[int]:
         if len(text) <= _MAX_ON_LOOP:

@@ -61,6 +61,13 @@ class TextTokenizer:
             raise InvalidModelFile(f"tokenizer.json has no token {token_id}", field=_FIELD)
         return token
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What an id stands for, special ones too: UTF-8, or a part of a character. Empty when there is no such id."""
+        piece = self._pieces.piece(token_id)
+        if isinstance(piece, int):
+            return bytes([piece])
+        return piece.encode() if isinstance(piece, str) else piece
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, nothing added."""
         # The batch call is the one that releases the interpreter lock.

@@ -76,6 +76,7 @@ def fixtures() -> dict[str, bytes]:
     for message in (*_reserved_plan(), *_worker_messages(), *_generation_messages(), *_small_caller_messages()):
         bodies[f"{message.DESCRIPTOR.name}.plain"] = _serialize(message)
     bodies |= {f"{m.DESCRIPTOR.name}.{name}": _serialize(m) for name, m in _other_choices().items()}
+    bodies |= {f"{message.DESCRIPTOR.name}.echo": _serialize(message) for message in _echo_messages()}
     return {f"{name}.bin": body for name, body in bodies.items()}
 
 
@@ -207,6 +208,15 @@ def _generation_messages() -> list[Message]:
         ),
         generate_pb2.GenerateOnceRequest(requests=[request]),
         generate_pb2.GenerateOnceReply(generations=[generation]),
+    ]
+
+
+def _echo_messages() -> list[Message]:
+    """Added after the first release."""
+    return [
+        generate_pb2.GenerateRequest(text="x", echo=True),
+        generate_pb2.GenerateChunk(prompt_text="x"),
+        generate_pb2.Generation(prompt_text=""),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from protos.client.serve_command import ServeOptions, resolve_model
-from tests.support.served import on_free_ports, served
+from tests.support.served import PORT_FIELDS, on_free_ports, served
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 COMMAND = (sys.executable, "-m", "protos.client.command")
@@ -21,11 +21,9 @@ def run(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProces
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    options = on_free_ports(ServeOptions())
-    ports = {"--port": options.port, "--health-port": options.health_port, "--worker-port": options.worker_port}
-    ports |= {"--worker-health-port": options.worker_health_port, "--metrics-port": options.metrics_port}
-    ports |= {"--edge-metrics-port": options.edge_metrics_port, "--worker-metrics-port": options.worker_metrics_port}
-    flags = [part for flag, port in ports.items() if flag not in arguments for part in (flag, str(port))]
+    ports = on_free_ports(ServeOptions()).ports
+    chosen = {"--" + name.replace("_", "-"): getattr(ports, name) for name in PORT_FIELDS}
+    flags = [part for flag, port in chosen.items() if flag not in arguments for part in (flag, str(port))]
     return run("serve", *arguments, *flags)
 
 
@@ -70,7 +68,7 @@ def test_status_shows_a_table_of_workers(server):
     done = run("status", "--target", server.target)
     assert done.returncode == OK
     assert "SERVING" in done.stdout
-    assert f"127.0.0.1:{server.options.worker_port}" in done.stdout
+    assert f"127.0.0.1:{server.options.ports.worker_port}" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -107,9 +105,9 @@ def test_an_unknown_model_lists_the_known_ones():
 
 
 def test_a_taken_port_is_named(server):
-    done = serve("--port", str(server.options.port))
+    done = serve("--port", str(server.options.ports.port))
     assert done.returncode != OK
-    assert str(server.options.port) in done.stderr
+    assert str(server.options.ports.port) in done.stderr
     assert "Traceback" not in done.stderr
 
 

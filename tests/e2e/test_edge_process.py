@@ -50,9 +50,11 @@ async def test_serves_idles_and_stops_in_order(tmp_path: Path, free_port) -> Non
     await core.start()
     model = tiny_folder(tmp_path / "model")
     metrics_port = free_port()
-    flags = ("--port", "0", "--edge-metrics-port", str(metrics_port))
+    flags = ("--port", "0", "--http-port", "0", "--edge-metrics-port", str(metrics_port))
     async with edge_process(tmp_path, model, *flags) as process:
-        port = (await log_lines(process, "edge listens"))[-1]["port"]
+        lines = await log_lines(process, "edge listens")
+        port = lines[-1]["port"]
+        http_port = next(line["port"] for line in lines if line["event"] == "HTTP front listens")
         async with caller_channel(f"127.0.0.1:{port}") as channel:
             stub = GenerationServiceStub(channel)
             chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="a secret")])
@@ -62,6 +64,10 @@ async def test_serves_idles_and_stops_in_order(tmp_path: Path, free_port) -> Non
             page = await asyncio.to_thread(_get, f"http://127.0.0.1:{metrics_port}/metrics")
             assert 'forwardplane_scheduler_requests_total{code="OK",method="GenerateOnce"} 1.0' in page
 
+            asked = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 3}
+            answer = await asyncio.to_thread(_post, f"http://127.0.0.1:{http_port}/v1/chat/completions", asked)
+            assert answer["usage"]["completion_tokens"] == 3
+
             busy = psutil.Process(process.pid)
             family = [busy, *busy.children(recursive=True)]
             before = _cpu_s(family)
@@ -70,9 +76,18 @@ async def test_serves_idles_and_stops_in_order(tmp_path: Path, free_port) -> Non
 
             call = stub.Generate(pb.GenerateRequest(text="abc", stop=StopParameters(max_tokens=20)))
             await call.read()
+            asked = {"prompt": "abc", "max_tokens": 20, "stream": True}
+            streaming = asyncio.create_task(
+                asyncio.to_thread(_events, f"http://127.0.0.1:{http_port}/v1/completions", asked)
+            )
+            while len(core.streams) < 2:
+                await asyncio.sleep(0.005)
             process.send_signal(signal.SIGTERM)
             chunks = [chunk async for chunk in _rest(call)]
             assert chunks[-1].usage.output_tokens == 20
+            events = await streaming
+            assert events[-1] == "data: [DONE]"
+            assert '"finish_reason":"length"' in events[-2]
         assert await process.wait() == 0
         lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
         finished = [line for line in lines if line["event"] == "request finished"]
@@ -113,7 +128,8 @@ async def test_a_model_that_cannot_be_served_ends_it_with_a_reason(tmp_path: Pat
         assert reason in log.decode()
 
 
-async def test_a_port_in_use_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+async def test_a_port_in_use_says_so(tmp_path: Path, flag: str) -> None:
     core = FakeCore(tmp_path / "core.sock")
     await core.start()
     with socket.socket() as holder:
@@ -121,7 +137,9 @@ async def test_a_port_in_use_says_so(tmp_path: Path) -> None:
         holder.listen()
         port = str(holder.getsockname()[1])
         model = tiny_folder(tmp_path / "model")
-        async with edge_process(tmp_path, model, "--port", port, "--edge-metrics-port", "0") as process:
+        ports = {"--port": "0", "--edge-metrics-port": "0", flag: port}
+        flags = [part for pair in ports.items() for part in pair]
+        async with edge_process(tmp_path, model, *flags) as process:
             _, log = await asyncio.wait_for(process.communicate(), 20)
             assert process.returncode == 69
             assert f"port {port} is in use" in log.decode()
@@ -136,6 +154,20 @@ async def _rest(call) -> AsyncIterator[pb.GenerateChunk]:
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as reply:
         return reply.read().decode()
+
+
+def _post(url: str, asked: dict) -> dict:
+    with urllib.request.urlopen(_json_request(url, asked), timeout=5) as reply:
+        return json.loads(reply.read())
+
+
+def _events(url: str, asked: dict) -> list[str]:
+    with urllib.request.urlopen(_json_request(url, asked), timeout=10) as reply:
+        return reply.read().decode().strip().split("\n\n")
+
+
+def _json_request(url: str, asked: dict) -> urllib.request.Request:
+    return urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:

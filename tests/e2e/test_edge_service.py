@@ -127,6 +127,24 @@ async def test_characters_arrive_whole(tmp_path: Path) -> None:
         assert not any("\ufffd" in chunk.text for chunk in chunks[:-1])
 
 
+async def test_the_prompts_text_comes_back_when_asked_for(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, template=CHATML) as edge:
+        chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hé")])
+        prompts = {
+            "hé<|im_end|>": pb.GenerateRequest(text="hé<|im_end|>", echo=True),
+            "[user]hé[assistant]": pb.GenerateRequest(chat=chat, echo=True),
+            "a<|im_end|>": pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[97, edge.eos_id]), echo=True),
+        }
+        for text, request in prompts.items():
+            chunks = await collect(edge.stub.Generate(request))
+            assert [chunk.prompt_text for chunk in chunks if chunk.HasField("prompt_text")] == [text]
+            assert chunks[0].HasField("prompt_text")
+            assert chunks[0].text_offset == 0
+            reply = await edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[request, text_request()]))
+            assert reply.generations[0].prompt_text == text
+            assert not reply.generations[1].HasField("prompt_text")
+
+
 async def test_a_stop_string_over_chunks_ends_the_stream_here_and_in_the_core(tmp_path: Path) -> None:
     async with running_edge(tmp_path, script=lambda _: list(b"one two END three END") * 5, step_s=0.005) as edge:
         chunks = await collect(edge.stub.Generate(text_request(stop_strings=["three END", "END", "xyz"])))

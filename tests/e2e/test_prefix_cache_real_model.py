@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from protos.client.generation_client import AsyncGenerationClient, GenerationClient
-from protos.client.messages import Chat, GenerateOptions, Scheduling
+from protos.client.messages import Chat, GenerateOptions
 from tests.support.golden import assert_free_run, cases
 from tests.support.served import served
 
@@ -56,7 +56,7 @@ async def test_what_was_said_before_is_found_again(server):
 
 def test_a_salt_keeps_prefixes_apart(server):
     options = GenerateOptions(max_tokens=4, temperature=0.0)
-    salted = dataclasses.replace(options, scheduling=Scheduling(cache_salt="tenant-7"))
+    salted = dataclasses.replace(options, cache_salt="tenant-7")
     prompt = "The quick brown fox jumps over the lazy dog. " * 8
     with GenerationClient(server.target) as client:
         client.flush_cache()

@@ -172,10 +172,21 @@ async def test_ctrl_c_in_the_whole_group_is_an_orderly_stop(tmp_path):
         assert await gone(family)
 
 
-async def test_two_edges_share_a_port(tmp_path):
-    async with scheduler(tmp_path, flags=("--edges", "2")) as (service, server):
+async def http_status(port, path):
+    """Over a connection of its own, which the kernel gives to one of the edges."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    reply = await reader.read()
+    writer.close()
+    return int(reply.split()[1])
+
+
+async def test_two_edges_share_their_ports(tmp_path):
+    http_port = free_port()
+    async with scheduler(tmp_path, flags=("--edges", "2", "--http-port", str(http_port))) as (service, server):
         answers = [await service.answer(greedy(index)) for index in range(1, 9)]
         assert answers == [oracle(server.info, greedy(index)) for index in range(1, 9)]
+        assert [await http_status(http_port, "/health") for _ in range(8)] == [200] * 8
         service.process.send_signal(signal.SIGTERM)
         assert await service.ended() == 0
 

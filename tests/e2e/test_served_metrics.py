@@ -53,11 +53,11 @@ async def traffic(server: Served) -> None:
 def scraped():
     with served(numerics="fast") as server:
         asyncio.run(traffic(server))
-        options = server.options
+        ports = server.options.ports
         yield {
-            "core": scrape(options.metrics_port),
-            "edge": scrape(options.edge_metrics_port),
-            "worker": scrape(options.worker_metrics_port),
+            "core": scrape(ports.metrics_port),
+            "edge": scrape(ports.edge_metrics_port),
+            "worker": scrape(ports.worker_metrics_port),
         }
 
 

@@ -13,8 +13,11 @@ from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.channel import caller_channel
 from protos.service.model_files import GenerationDefaults, ModelCard
 from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.core_link import CoreLink
-from scheduler_svc.edge.edge_server import EdgeAddress, EdgeParts, EdgeServer
+from scheduler_svc.edge.edge_parts import EdgeParts
+from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
+from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.text.chat_template import ChatTemplate
@@ -45,6 +48,7 @@ class Edge:
     core: FakeCore
     link: CoreLink
     server: EdgeServer
+    http: HttpServer
     registry: CollectorRegistry
     channel: grpc.aio.Channel
     stub: GenerationServiceStub
@@ -56,9 +60,14 @@ class Edge:
 
 @contextlib.asynccontextmanager
 async def running_edge(
-    folder: Path, *, template: str | None = None, max_streams: int = 1024, **core_options: object
+    folder: Path,
+    *,
+    template: str | None = None,
+    max_streams: int = 1024,
+    http_limits: dict[str, float] | None = None,
+    **core_options: object,
 ) -> AsyncIterator[Edge]:
-    """Everything up and serving; all of it gone afterwards."""
+    """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
     core = FakeCore(folder / "core.sock", **core_options)
     await core.start()
     tokenizer = text_tokenizer(folder)
@@ -71,9 +80,15 @@ async def running_edge(
     link = CoreLink(bridge, card, has_chat_template=template is not None, max_streams=max_streams)
     registry = CollectorRegistry()
     parts = EdgeParts(
-        link=link, tokenizer=tokenizer, encoder=encoder, metrics=create_edge_metrics(registry), version="1"
+        link=link,
+        admission=Admission(link, tokenizer, encoder),
+        tokenizer=tokenizer,
+        encoder=encoder,
+        metrics=create_edge_metrics(registry),
+        version="1",
     )
     server = EdgeServer(parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0), max_streams=max_streams)
+    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0), HttpLimits(**(http_limits or {})))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.stop)
         stack.push_async_callback(bridge.close)
@@ -83,10 +98,13 @@ async def running_edge(
             stack.push_async_callback(chat.close)
         link.start(on_gone=lambda: None)
         stack.push_async_callback(link.stop)
+        if http_limits is not None:
+            await http.start()
+            stack.push_async_callback(http.stop)
         await server.start()
         stack.push_async_callback(server.stop)
         channel = caller_channel(f"127.0.0.1:{server.port}")
         stack.push_async_callback(channel.close)
         while link.facts.is_serving != core.model.serving:
             await asyncio.sleep(0.001)
-        yield Edge(core, link, server, registry, channel, GenerationServiceStub(channel), eos_id)
+        yield Edge(core, link, server, http, registry, channel, GenerationServiceStub(channel), eos_id)

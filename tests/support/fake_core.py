@@ -4,6 +4,7 @@ It keeps what it was asked and told, so that tests can look. Its tokens are a fu
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -90,8 +91,9 @@ class FakeCore:
         self._serving = asyncio.current_task()
         self._stepping = asyncio.create_task(self._step_for_ever())
         self.send(CoreToEdge(model=self.model))
-        while (body := await read_body(reader)) is not None:
-            self._take(EdgeToCore.FromString(body))
+        with contextlib.suppress(ConnectionError):
+            while (body := await read_body(reader)) is not None:
+                self._take(EdgeToCore.FromString(body))
         writer.close()
 
     def _take(self, message: EdgeToCore) -> None:

@@ -9,10 +9,11 @@ import psutil
 from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
-from protos.client.serve_command import ServeOptions, resolve_model, service_commands
+from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
 
 PORT_FIELDS = (
     "port",
+    "http_port",
     "health_port",
     "metrics_port",
     "edge_metrics_port",
@@ -31,7 +32,11 @@ class Served:
 
     @property
     def target(self) -> str:
-        return f"127.0.0.1:{self.options.port}"
+        return f"127.0.0.1:{self.options.ports.port}"
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.options.ports.http_port}/v1"
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the group, children of children included."""
@@ -53,7 +58,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def on_free_ports(options: ServeOptions) -> ServeOptions:
-    return dataclasses.replace(options, **dict(zip(PORT_FIELDS, free_ports(len(PORT_FIELDS)), strict=True)))
+    ports = dict(zip(PORT_FIELDS, free_ports(len(PORT_FIELDS)), strict=True))
+    return dataclasses.replace(options, ports=ServePorts(**ports))
 
 
 @contextlib.contextmanager

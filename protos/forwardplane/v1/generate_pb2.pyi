@@ -98,6 +98,7 @@ class GenerateRequest(_message.Message):
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As it is; no template is applied."""
     model: _builtins.str
@@ -112,6 +113,8 @@ class GenerateRequest(_message.Message):
     """Cached prefixes are shared only between requests of one caller with the same salt. At most 256 bytes. Absent: none."""
     priority: _builtins.int
     """Higher goes first where the server schedules by priority (-10 .. 10). Absent: 0."""
+    echo: _builtins.bool
+    """Give the prompt's text back: as it came, or the text of its ids with special tokens (chat, token ids)."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """Through the model's own template. FAILED_PRECONDITION for a model without one."""
@@ -136,13 +139,16 @@ class GenerateRequest(_message.Message):
         keep_special_tokens: _builtins.bool | None = ...,
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
+        echo: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "client_tag", b"client_tag", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "client_tag", b"client_tag", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
+    _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
     _WhichOneofReturnType__keep_special_tokens: _TypeAlias = _typing.Literal["keep_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__keep_special_tokens: _TypeAlias = _typing.Literal["_keep_special_tokens", b"_keep_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
@@ -155,6 +161,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_special_tokens) -> _WhichOneofReturnType__keep_special_tokens | None: ...
     @_typing.overload
@@ -183,6 +191,7 @@ class GenerateChunk(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Set in the first chunk; also in initial metadata as `request-id`."""
     client_tag: _builtins.str
@@ -197,6 +206,8 @@ class GenerateChunk(_message.Message):
     """
     text_offset: _builtins.int
     seed: _builtins.int
+    prompt_text: _builtins.str
+    """First chunk only, when asked for. Not part of `text`, nor counted by `text_offset`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -223,13 +234,19 @@ class GenerateChunk(_message.Message):
         finish: _sampling_pb2.Finish | None = ...,
         usage: _sampling_pb2.Usage | None = ...,
         seed: _builtins.int | None = ...,
+        prompt_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "_seed", b"_seed", "finish", b"finish", "prompt_text", b"prompt_text", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
+    _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___GenerateChunk: _TypeAlias = GenerateChunk  # noqa: Y015
@@ -268,10 +285,12 @@ class Generation(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_tag: _builtins.str
     text: _builtins.str
     seed: _builtins.int
+    prompt_text: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -291,12 +310,15 @@ class Generation(_message.Message):
         finish: _sampling_pb2.Finish | None = ...,
         usage: _sampling_pb2.Usage | None = ...,
         seed: _builtins.int = ...,
+        prompt_text: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "finish", b"finish", "prompt_text", b"prompt_text", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
+    _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
 
 Global___Generation: _TypeAlias = Generation  # noqa: Y015
 

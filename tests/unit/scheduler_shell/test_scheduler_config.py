@@ -20,6 +20,7 @@ FLAGS = {
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("0", 0),
     "health_port": ("1", 1),
+    "http_port": ("8000", 8000),
     "edge_metrics_port": ("2", 2),
     "max_streams": ("9", 9),
     "budget_tokens": ("64", 64),

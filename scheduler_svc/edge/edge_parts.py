@@ -1,0 +1,37 @@
+"""What both doors of an edge serve with, the gRPC one and the HTTP one. Made by the edge's composition root."""
+
+from dataclasses import dataclass
+from importlib import metadata
+
+from prometheus_client import CollectorRegistry
+
+from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.edge_text import EdgeText
+from scheduler_svc.edge.metrics import EdgeMetrics, create_edge_metrics
+from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeParts:
+    """One edge's, for as long as it runs."""
+
+    link: CoreLink
+    admission: Admission
+    tokenizer: TextTokenizer
+    encoder: PromptEncoder
+    metrics: EdgeMetrics
+    version: str
+
+    @classmethod
+    def joined(cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry) -> "EdgeParts":
+        """The parts over one link and one text side; metrics are registered."""
+        return cls(
+            link=link,
+            admission=Admission(link, text.tokenizer, text.encoder),
+            tokenizer=text.tokenizer,
+            encoder=text.encoder,
+            metrics=create_edge_metrics(registry),
+            version=metadata.version("forwardplane"),
+        )

@@ -1,0 +1,144 @@
+"""OpenAI's requests to the callers' service's, and the names of its fields back to OpenAI's.
+
+Pure. What a value may be is checked where the gRPC door checks it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from protos.forwardplane.v1.generate_pb2 import ChatMessage, ChatPrompt, GenerateRequest, TokenPrompt
+from protos.forwardplane.v1.sampling_pb2 import SamplingParameters, StopParameters
+from protos.wire.errors import EngineError, InvalidRequest
+from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message
+
+_SEEDS = 1 << 64
+_ITEM = re.compile(r"requests\[(\d+)\]\.?")
+
+_NAMES = {
+    "sampling.": "",
+    "stop.max_tokens": "max_tokens",
+    "stop.stop_strings": "stop",
+    "stop.": "",
+    "keep_special_tokens": "skip_special_tokens",
+    "client_tag": "user",
+}
+_CHAT_NAMES = {"chat.": "", "chat": "messages", "prompt": "messages", "logprobs": "top_logprobs", **_NAMES}
+_COMPLETION_NAMES = {"tokens.ids": "prompt", "text": "prompt", "requests": "prompt", **_NAMES}
+
+
+def chat_requests(request: ChatRequest) -> list[GenerateRequest]:
+    """The one generation that a chat asks for.
+
+    Raises:
+        InvalidRequest: two fields contradict each other.
+    """
+    _check_stream_options(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        message = f"max_tokens is {request.max_tokens}, max_completion_tokens {request.max_completion_tokens}"
+        raise InvalidRequest(message + "; they mean the same", field="max_tokens")
+    generation = _generation(request, logprobs=(request.top_logprobs or 0) if request.logprobs else None)
+    if request.max_completion_tokens is not None:
+        generation.stop.max_tokens = request.max_completion_tokens
+    generation.chat.CopyFrom(ChatPrompt(messages=[_turn(turn) for turn in request.messages]))
+    return [generation]
+
+
+def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
+    """One generation for each prompt.
+
+    Raises:
+        InvalidRequest: two fields contradict each other.
+    """
+    _check_stream_options(request)
+    if request.echo and request.logprobs is not None:
+        message = "logprobs cannot be combined with echo: log-probabilities of the prompt are not offered"
+        raise InvalidRequest(message, field="logprobs")
+    common = _generation(request, logprobs=request.logprobs)
+    if request.echo:
+        common.echo = True
+    generations = []
+    for prompt in request.prompt:
+        generation = GenerateRequest()
+        generation.CopyFrom(common)
+        if isinstance(prompt, str):
+            generation.text = prompt
+        else:
+            generation.tokens.CopyFrom(TokenPrompt(ids=prompt))
+        generations.append(generation)
+    return generations
+
+
+@contextmanager
+def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
+    """Errors that pass through speak of the fields that the caller sent."""
+    names = dict(_CHAT_NAMES if isinstance(request, ChatRequest) else _COMPLETION_NAMES)
+    has_many = isinstance(request, CompletionRequest) and len(request.prompt) > 1
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        names["stop.max_tokens"] = "max_completion_tokens"
+    try:
+        yield
+    except EngineError as error:
+        item, field = _split(error.field)
+        named = _renamed(field, names)
+        if field and error.message.startswith(field):
+            error.message = named + error.message.removeprefix(field).replace("stop.", "")
+        if has_many and item is not None and named.startswith("prompt"):
+            named = f"prompt[{item}]{named.removeprefix('prompt')}"
+        error.field = named
+        raise
+
+
+def _split(field: str) -> tuple[int | None, str]:
+    """Which of several requests a field is of, and its name in there."""
+    found = _ITEM.match(field)
+    return (int(found[1]), field[found.end() :]) if found else (None, field)
+
+
+def _renamed(field: str, names: Mapping[str, str]) -> str:
+    for ours, theirs in names.items():
+        if field.startswith(ours):
+            return theirs + field.removeprefix(ours)
+    return field
+
+
+def _turn(message: Message) -> ChatMessage:
+    role = "system" if message.role == "developer" else message.role
+    return ChatMessage(role=role, content="".join(part.text for part in message.content))
+
+
+def _check_stream_options(request: ChatRequest | CompletionRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
+
+
+def _generation(request: ChatRequest | CompletionRequest, *, logprobs: int | None) -> GenerateRequest:
+    return GenerateRequest(
+        sampling=SamplingParameters(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            seed=None if request.seed is None else request.seed % _SEEDS,
+        ),
+        stop=StopParameters(
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
+            stop_strings=request.stop or (),
+            stop_token_ids=request.stop_token_ids or (),
+            ignore_eos=request.ignore_eos,
+        ),
+        model=request.model,
+        client_tag=request.user or "",
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        logprobs=logprobs,
+        keep_special_tokens=None if request.skip_special_tokens is None else not request.skip_special_tokens,
+    )

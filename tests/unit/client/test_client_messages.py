@@ -1,0 +1,59 @@
+"""What a caller says reaches the wire, and nothing else does."""
+
+from dataclasses import fields
+
+from protos.client.messages import Chat, GenerateOptions, TokenIds, chunk_from, generate_request, generation_from
+from protos.forwardplane.v1.generate_pb2 import GenerateChunk, Generation
+
+SAID = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "seed": 7,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop_strings": ("a",),
+    "stop_token_ids": (5,),
+    "ignore_eos": True,
+    "logprobs": 0,
+    "keep_special_tokens": True,
+    "echo": True,
+    "model": "m",
+    "client_tag": "t",
+}
+
+
+def set_fields(message, path=""):
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.is_repeated:
+            yield from set_fields(value, f"{path}{field.name}.")
+        else:
+            yield path + field.name, value
+
+
+def test_each_option_reaches_its_field():
+    assert set(SAID) == {field.name for field in fields(GenerateOptions)}
+    sent = dict(set_fields(generate_request("x", GenerateOptions(**SAID))))
+    assert sent.pop("text") == "x"
+    assert {
+        path.rpartition(".")[2]: tuple(value) if isinstance(SAID[path.rpartition(".")[2]], tuple) else value
+        for path, value in sent.items()
+    } == SAID
+
+
+def test_an_option_that_is_not_said_stays_absent():
+    assert dict(set_fields(generate_request("x", GenerateOptions()))) == {"text": "x"}
+    assert dict(set_fields(generate_request(TokenIds((1, 2)), GenerateOptions()))) == {"tokens.ids": [1, 2]}
+    (path,) = dict(set_fields(generate_request(Chat.user("hi"), GenerateOptions())))
+    assert path == "chat.messages"
+
+
+def test_the_prompts_text_is_told_from_an_empty_one():
+    for read, message in ((chunk_from, GenerateChunk), (generation_from, Generation)):
+        finish = {} if message is GenerateChunk else {"finish": {"reason": 1}}
+        assert read(message(prompt_text="", **finish)).prompt_text == ""
+        assert read(message(**finish)).prompt_text is None

@@ -1,0 +1,47 @@
+"""Which processes `forwardplane serve` starts, and with which flags."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protos.client.command import app
+from protos.client.serve_command import ServeOptions, ServePorts, service_commands
+from protos.service.model_files import ModelFolder
+from protos.wire.errors import InvalidRequest
+from tests.support.edge_harness import tiny_card
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ModelFolder:
+    return ModelFolder(
+        path=tmp_path, weights=tmp_path, tokenizer=tmp_path, chat_template=None, card=tiny_card(eos_id=2)
+    )
+
+
+def parsed(*arguments: str) -> ServeOptions:
+    _, bound, _ = app.parse_args(["serve", *arguments], exit_on_error=False)
+    return bound.arguments.get("options", ServeOptions())
+
+
+def flag(commands, name: str) -> str | None:
+    arguments = commands[-1].arguments
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+
+
+def test_ports_are_flags_of_the_command():
+    options = parsed("--host", "0.0.0.0", "--port", "5", "--http-port", "0", "--worker-port", "7", "--workers", "2")
+    assert options == ServeOptions(workers=2, ports=ServePorts(host="0.0.0.0", port=5, http_port=0, worker_port=7))
+
+
+@pytest.mark.parametrize(("http_port", "passed"), [(None, None), (0, None), (8123, "8123")])
+def test_the_http_front_is_started_when_it_has_a_port(folder, http_port, passed):
+    options = ServeOptions(ports=ServePorts(http_port=http_port))
+    assert flag(service_commands(options, folder), "--http-port") == passed
+
+
+def test_a_port_that_is_asked_for_twice_is_refused(folder):
+    options = ServeOptions(workers=2, ports=ServePorts(http_port=50101))
+    with pytest.raises(InvalidRequest, match=r"port 50101 .* http_port and worker_port \+ 1"):
+        service_commands(options, folder)
+    service_commands(replace(options, workers=1), folder)
