@@ -24,6 +24,8 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) $(TORCH_INDEX) torch
 	@echo "== installing forwardplane and its libraries"
 	$(PIP) -e '.[worker]'
+	@echo "== building the native CPU kernels"
+	@$(BIN)/python -m kernels.build || echo "== without them torch computes everything, which is several times slower"
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup

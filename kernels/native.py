@@ -1,7 +1,7 @@
 """Loads the native kernel library and wraps its handles.
 
-In a checkout it is built from the sources, in a wheel it is shipped beside this file. Never falls back silently: the answer is a
-library or a `NativeUnavailable` with its reason, and logging is the caller's. No state outside the objects returned.
+In a checkout it is built from the sources, in a wheel it is shipped beside this file. Never falls back silently: the
+answer is a library or a `NativeUnavailable` with its reason,.
 """
 
 import ctypes

@@ -18,12 +18,14 @@ from protos.wire.errors import EngineError
 from scheduler_svc.bridge.server import BridgeServer
 from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
+from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.links.epoch import EpochSource, FileEpoch, WorkersEpoch
 from scheduler_svc.links.fingerprints import ExpectedModel
 from scheduler_svc.links.session import SessionSettings
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.metrics import CoreMetrics, LinkMetrics, create_metrics
+from scheduler_svc.text.grammar_setup import grammar_greeting
 
 _logger = logging.getLogger(__name__)
 
@@ -38,18 +40,24 @@ async def run_core(config: SchedulerConfig) -> int:
     Raises:
         EngineError: the model folder or the epoch file cannot be used.
     """
-    card = read_model_folder(config.model.folder).card
+    folder = read_model_folder(config.model.folder)
+    card = folder.card
     metrics_server = MetricsServer()
     metrics = create_metrics(metrics_server.registry)
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
     loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic)
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
     links = _links(config.links, card=card, loop=loop, metrics=metrics)
-    loop.connect(links=links, edges=bridge)
+    masks = GrammarMasks(
+        grammar_greeting(folder, config.grammar), num_processes=config.grammar.grammar_processes, post=loop.masks_ready
+    )
+    loop.connect(links=links, edges=bridge, masks=masks)
     lifecycle = Lifecycle()
     stepping = _Background("core loop", loop.run, lifecycle=lifecycle)
     lifecycle.add(_metrics_part(metrics_server, config))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))
+    masking = _Background("grammar masks", masks.run, lifecycle=lifecycle)
+    lifecycle.add(Part(name=masking.name, start=masking.start, stop=masking.stop))
     for link in links.values():
         attached = _Background(f"link to {link.worker}", link.run, lifecycle=lifecycle)
         lifecycle.add(Part(name=attached.name, start=attached.start, stop=attached.stop))

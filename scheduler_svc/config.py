@@ -138,6 +138,21 @@ class CoreConfig(ConfigGroup):
     max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
 
 
+class GrammarConfig(ConfigGroup):
+    """Structured output. Read by the edges, which try grammars out, and by the core, whose rows are masked."""
+
+    grammar_processes: int = Field(default=1, ge=1, le=64, description="Processes of the core that make masks.")
+    grammar_cpu_s: int = Field(
+        default=2, ge=1, le=60, description="Most seconds of processor time one grammar or mask may take."
+    )
+    grammar_memory_bytes: int = Field(
+        default=512 << 20, ge=64 << 20, description="Most memory of a grammar process, beside its tokenizer."
+    )
+    grammar_cache_bytes: int = Field(
+        default=64 << 20, ge=0, description="Most memory of compiled grammars that a grammar process keeps."
+    )
+
+
 class LinksConfig(ConfigGroup):
     """Connections to the workers. Read by the worker links."""
 
@@ -200,5 +215,6 @@ class SchedulerConfig(ConfigGroup):
     model: ModelConfig = ModelConfig()
     edge: EdgeConfig = EdgeConfig()
     core: CoreConfig = CoreConfig()
+    grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

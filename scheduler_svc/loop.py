@@ -17,12 +17,14 @@ from scheduler_svc.bridge.outbox import Messages, Outbox
 from scheduler_svc.core.events import (
     Event,
     Instruction,
+    NeedMask,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
     RequestSubmitted,
     ResultReceived,
     SendPlan,
+    StreamKey,
     WorkerAttached,
     WorkerLost,
 )
@@ -55,6 +57,18 @@ class EdgePort(Protocol):
         ...
 
 
+class MaskPort(Protocol):
+    """Who makes grammars' masks, as the loop sees it. Answers come as events."""
+
+    def ask(self, wanted: NeedMask) -> None:
+        """Have a mask made."""
+        ...
+
+    def forget(self, stream: StreamKey) -> None:
+        """The stream ended; it need not have had a grammar."""
+        ...
+
+
 class CoreLoop:
     """Owns the scheduling state. Listener of the bridge and of every link; all calls come on one event loop."""
 
@@ -64,6 +78,7 @@ class CoreLoop:
         self._clock = clock
         self._links: Mapping[str, PlanLink] = {}
         self._edges: EdgePort | None = None
+        self._masks: MaskPort | None = None
         self._events: list[Event] = []
         self._arrived_at: float | None = None
         self._wake = asyncio.Event()
@@ -71,14 +86,14 @@ class CoreLoop:
         self._outbox = Outbox()
         self._load_wanted: list[int] = []
         self._queue_times = QueueTimes()
-        self._exporter = Exporter(metrics)
-        self._integrity = IntegrityWatch(metrics.step.invariant_checks, clock=clock)
+        self._exporter = Exporter(metrics, IntegrityWatch(metrics.step.invariant_checks, clock=clock))
         self._fenced: StaleEpoch | None = None
 
-    def connect(self, *, links: Mapping[str, PlanLink], edges: EdgePort) -> None:
+    def connect(self, *, links: Mapping[str, PlanLink], edges: EdgePort, masks: MaskPort) -> None:
         """Name whom to send to. Called once, before `run`."""
         self._links = links
         self._edges = edges
+        self._masks = masks
 
     async def run(self) -> None:
         """Step for ever.
@@ -138,12 +153,23 @@ class CoreLoop:
         self._fenced = error
         self._wake.set()
 
+    # --- from the grammar processes
+
+    def masks_ready(self, events: Sequence[Event]) -> None:
+        """Take masks, or why there are none."""
+        self._post(events)
+
     # --- one turn
 
     @property
     def _edge_port(self) -> EdgePort:
         assert self._edges is not None, "connect comes before everything"
         return self._edges
+
+    @property
+    def _mask_port(self) -> MaskPort:
+        assert self._masks is not None, "connect comes before everything"
+        return self._masks
 
     def _post(self, events: Sequence[Event]) -> None:
         if not events:
@@ -154,7 +180,7 @@ class CoreLoop:
         self._wake.set()
 
     async def _wait(self) -> None:
-        due = [at for at in (wake_at(self._state), self._integrity.wake_at(self._state)) if at is not None]
+        due = [at for at in (wake_at(self._state), self._exporter.integrity.wake_at(self._state)) if at is not None]
         limit_s = max(0.0, min(due) - self._clock()) if due else None
         try:
             async with asyncio.timeout(limit_s):
@@ -181,8 +207,8 @@ class CoreLoop:
         self._load_wanted.clear()
         self._edge_port.send(self._outbox.take())
         if events:
-            self._integrity.changed()
-        self._integrity.check_if_due(self._state, gauges)
+            self._exporter.integrity.changed()
+        self._exporter.integrity.check_if_due(self._state, gauges)
 
     def _note_submitted(self, events: Sequence[Event], arrived_at: float) -> None:
         for event in events:
@@ -195,9 +221,13 @@ class CoreLoop:
         if isinstance(instruction, SendPlan):
             self._send(instruction, now)
             return
+        if isinstance(instruction, NeedMask):
+            self._mask_port.ask(instruction)
+            return
         self._outbox.add(instruction)
         if isinstance(instruction, RequestFinished | RequestRefused):
             self._queue_times.ended(instruction.stream)
+            self._mask_port.forget(instruction.stream)
 
     def _send(self, instruction: SendPlan, now: float) -> None:
         rows = instruction.plan.rows

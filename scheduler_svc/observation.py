@@ -157,6 +157,7 @@ class Exporter:
     """Copies the core's figures to the metrics after a step. Counters of the core only grow."""
 
     metrics: CoreMetrics
+    integrity: IntegrityWatch
     _seen: dict[str, int] = field(default_factory=dict)
 
     def export(self, gauges: CoreGauges, counters: CoreCounters) -> None:

@@ -5,52 +5,26 @@ features exist once.
 """
 
 import secrets
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-import psutil
 import torch
 
 from protos.service.model_files import ModelCard, ModelFolder
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
-from protos.wire.errors import UnsupportedFeature
 from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
-from worker_svc.numerics import DTYPES, numerics_by_name
+from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
-from worker_svc.runners.model_stack import ModelStack, StackSettings
+from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
-FEATURES = frozenset({Feature.OUTPUT_LOGPROBS})
+FEATURES = frozenset({Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS})
 """What is executed beyond the plain plan."""
 WINDOW = 1
 CACHED_RESULTS = 4
 _DISTRIBUTIONS = ("forwardplane-worker", "forwardplane")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorSettings:
-    """How plans are executed. Made by the composition root, read once, at start."""
-
-    numerics: str = "fast"
-    """`reproducible` or `fast`."""
-    dtype: str = "float32"
-    """Of weights, activations and KV: `float32` or `bfloat16`."""
-    device: str = "cpu"
-    page_size: int = 16
-    """Tokens a page."""
-    kv_bytes: int | None = None
-    """Size of the KV pool. Neither this nor `num_pages`: a share of the free memory."""
-    num_pages: int | None = None
-    """Pages of the KV pool, the sink included."""
-    max_rows: int = 256
-    """Most rows of a plan."""
-    max_tokens: int = 2048
-    """Most tokens of a plan."""
-    threads: int | None = None
-    """CPU threads of one operator. None: the physical cores."""
 
 
 def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> TpModelWorker:
@@ -61,42 +35,18 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         UnsupportedFeature: an unknown numerics, dtype or architecture, or a combination that cannot work.
         InvalidRequest: the KV pool's size cannot be had.
     """
-    torch.set_num_threads(settings.threads or psutil.cpu_count(logical=False) or 1)
     if torch.get_num_interop_threads() != 1:  # can be set once a process, before the first parallel work
         torch.set_num_interop_threads(1)
-    stack = _build_stack(folder, settings)
+    side = device_side(folder, settings)
     builder = BatchBuilder(
-        translator=stack.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
+        translator=side.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
     )
-    info = _worker_info(folder.card, settings, stack=stack)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((stack.runner,)))
+    info = _worker_info(folder.card, settings, side=side)
+    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
 
 
-def _build_stack(folder: ModelFolder, settings: ExecutorSettings) -> ModelStack:
-    if settings.dtype not in DTYPES:
-        raise UnsupportedFeature(f"dtype is {settings.dtype!r}, known: {', '.join(sorted(DTYPES))}", field="dtype")
-    dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
-    stack = ModelStack(
-        StackSettings(
-            numerics=numerics_by_name(settings.numerics, dtype=dtype, device=device),
-            dtype=dtype,
-            device=device,
-            page_size=settings.page_size,
-            max_rows=settings.max_rows,
-            kv_bytes=settings.kv_bytes,
-            num_pages=settings.num_pages,
-        )
-    )
-    stack.load_weights(folder)
-    stack.make_pools()
-    stack.make_translator()
-    stack.bind_attention()
-    stack.make_runners()
-    return stack
-
-
-def _worker_info(card: ModelCard, settings: ExecutorSettings, *, stack: ModelStack) -> WorkerInfo:
-    geometry, config = stack.pool.geometry, stack.loaded.config
+def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
+    geometry, config = side.geometry, side.config
     sub_pool = SubPool(
         kind=SubPoolKind.FULL,
         num_pages=geometry.num_pages,
@@ -120,7 +70,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, stack: ModelSta
             weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=geometry.layout
         ),
         max_hidden_mode=HiddenMode.NULL,
-        kernels="torch",
+        kernels=side.kernels,
         version=_release(),
     )
 

@@ -39,6 +39,15 @@ class Numerics(StrEnum):
     FAST = "fast"
 
 
+class Kernels(StrEnum):
+    """What computes fast numerics on the CPU."""
+
+    AUTO = "auto"
+    """The native kernels where they can run, else torch, which is logged."""
+    NATIVE = "native"
+    TORCH = "torch"
+
+
 class Dtype(StrEnum):
     """Type of activations and KV."""
 
@@ -79,6 +88,7 @@ class ExecutorConfig(ConfigGroup):
     device: Device = Field(default=Device.CPU, description="Where the model runs.")
     numerics: Numerics = Field(default=Numerics.FAST, description="Which promise results carry.")
     dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of activations and KV.")
+    kernels: Kernels = Field(default=Kernels.AUTO, description="What computes fast numerics on the CPU.")
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
     num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,6 +13,33 @@ from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt,
 from protos.wire.errors import InternalFault, InvalidRequest
 
 DEFAULT_TARGET = "127.0.0.1:50051"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerArguments:
+    """How many answers, and which tokens may come in them."""
+
+    n: int = 1
+    """Answers to the one prompt."""
+    repetition_penalty: float | None = None
+    """Above 1: tokens of prompt and answer become less likely."""
+    frequency_penalty: float | None = None
+    """Taken from a token's logit for each time it came."""
+    presence_penalty: float | None = None
+    """Taken once from the logit of a token that came."""
+    logit_bias: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """`ID:VALUE`, added to that token's logit; may be given several times."""
+    min_tokens: int | None = None
+    """Fewest new tokens."""
+    json_schema: Path | None = None
+    """File with a JSON schema that the answer has to match."""
+    regex: str | None = None
+    """Regular expression that the answer has to match."""
+    ebnf: Path | None = None
+    """File with a grammar in Lark syntax that the answer has to match."""
+    choice: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """The answer is one of these; may be given several times."""
 
 
 @Parameter(name="*")
@@ -49,6 +77,8 @@ class GenerateArguments:
     """Deadline of the request, seconds."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON line at the end in place of the text."""
+    answers: AnswerArguments = AnswerArguments()
+    """How many answers, and which tokens may come in them."""
 
 
 def prompt_of(text: str | None, arguments: GenerateArguments) -> Prompt:
@@ -75,6 +105,53 @@ def _parse_ids(text: str) -> tuple[int, ...]:
         raise InvalidRequest("--ids takes whole numbers with commas between them", field="ids") from error
 
 
+def options_of(arguments: GenerateArguments) -> GenerateOptions:
+    """The options that the command line names.
+
+    Raises:
+        InvalidRequest: one of them cannot be read.
+    """
+    asked = arguments.answers
+    return GenerateOptions(
+        max_tokens=arguments.max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        min_p=arguments.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        presence_penalty=asked.presence_penalty,
+        logit_bias=_parse_bias(asked.logit_bias),
+        seed=arguments.seed,
+        n=asked.n,
+        stop_strings=arguments.stop,
+        ignore_eos=arguments.ignore_eos,
+        logprobs=arguments.logprobs,
+        json_schema=_read(asked.json_schema, "json-schema"),
+        regex=asked.regex,
+        ebnf=_read(asked.ebnf, "ebnf"),
+        choice=asked.choice,
+    )
+
+
+def _parse_bias(items: tuple[str, ...]) -> dict[int, float]:
+    try:
+        pairs = [item.split(":") for item in items]
+        return {int(token_id): float(value) for token_id, value in pairs}
+    except ValueError as error:
+        raise InvalidRequest("--logit-bias takes ID:VALUE", field="logit_bias") from error
+
+
+def _read(path: Path | None, option: str) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"the file of --{option} cannot be read as text", field=option) from error
+
+
 def generate(text: str | None, arguments: GenerateArguments, console: Console) -> int:
     """Ask, and show the answer. Returns the exit code.
 
@@ -82,32 +159,30 @@ def generate(text: str | None, arguments: GenerateArguments, console: Console) -
         EngineError: bad usage, a refusal or a failure.
     """
     prompt = prompt_of(text, arguments)
-    options = GenerateOptions(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        min_p=arguments.min_p,
-        seed=arguments.seed,
-        stop_strings=arguments.stop,
-        ignore_eos=arguments.ignore_eos,
-        logprobs=arguments.logprobs,
-    )
+    options = options_of(arguments)
     chunks: list[Chunk] = []
+    num_answers = arguments.answers.n
+    shows_parts = num_answers == 1 and not arguments.json
     with GenerationClient(arguments.target, timeout_s=arguments.timeout_s) as client:
         for chunk in client.stream(prompt, options):
             chunks.append(chunk)
-            if not arguments.json:
+            if shows_parts:
                 console.out(chunk.text, end="", highlight=False)
+    samples = [[chunk for chunk in chunks if chunk.sample_index == index] for index in range(num_answers)]
     if arguments.json:
-        console.out(json.dumps(answer(chunks), ensure_ascii=False), highlight=False)
-    else:
+        answers = [answer(sample) for sample in samples]
+        shown = answers[0] if num_answers == 1 else {"samples": answers}
+        console.out(json.dumps(shown, ensure_ascii=False), highlight=False)
+    elif num_answers == 1:
         console.out("")
+    else:
+        for index, sample in enumerate(samples):
+            console.out(f"[{index}] " + "".join(chunk.text for chunk in sample), highlight=False)
     return 0
 
 
 def answer(chunks: list[Chunk]) -> dict[str, object]:
-    """The answer as JSON values: text, ids, finish, usage, log-probabilities when asked for.
+    """One sample as JSON values: text, ids, finish, usage, log-probabilities when asked for.
 
     Raises:
         InternalFault: the last chunk is missing.

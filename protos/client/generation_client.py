@@ -62,7 +62,7 @@ class GenerationClient:
         self._channel.close()
 
     def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
-        """Chunks as the server releases them; the last one carries finish, usage and seed.
+        """Chunks as the server releases them; each sample's last one carries finish, usage and seed.
 
         Raises:
             EngineError: the class that the server raised, or UnavailableError when no server answers.
@@ -77,7 +77,7 @@ class GenerationClient:
             call.cancel()
 
     def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
-        """Whole answers, in the order of the prompts.
+        """Whole answers, in the order of the prompts; samples of one prompt follow each other.
 
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.

@@ -3,11 +3,13 @@
 Shared by the sync and the asyncio client, so that both say the same thing. Knows no channel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from protos.forwardplane.v1 import generate_pb2, sampling_pb2
 from protos.wire.enums import FinishReason, WorkerState
+from protos.wire.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class SamplingOptions:
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: int | None = None
+    n: int | None = None
+    """Samples of one prompt."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these ids."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """None: all."""
+    banned_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +78,20 @@ class StopOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions):
+class GrammarOptions:
+    """What the output has to match; at most one of them."""
+
+    json_schema: str | None = None
+    """A schema, as JSON."""
+    regex: str | None = None
+    ebnf: str | None = None
+    """A grammar in Lark syntax."""
+    choice: tuple[str, ...] = ()
+    """One of these texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions, GrammarOptions):
     """What a caller may say about one request: `GenerateOptions(max_tokens=64, temperature=0)`."""
 
     logprobs: int | None = None
@@ -121,6 +143,7 @@ class Chunk:
     finish: Finish | None
     usage: Usage | None
     seed: int | None
+    sample_index: int = 0
     prompt_text: str | None = None
     """First chunk only, when asked for."""
 
@@ -136,6 +159,7 @@ class Generation:
     finish: Finish
     usage: Usage
     seed: int
+    sample_index: int = 0
     prompt_text: str | None = None
     """When asked for."""
 
@@ -188,7 +212,11 @@ class Load:
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateRequest:
-    """The wire form of one request; unset options stay absent."""
+    """The wire form of one request; unset options stay absent.
+
+    Raises:
+        InvalidRequest: two grammars, of which the wire would keep one.
+    """
     message = generate_pb2.GenerateRequest(
         sampling=_sampling(options),
         stop=_stop(options),
@@ -199,6 +227,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.G
         cache_salt=options.cache_salt or None,
         priority=options.priority or None,
         echo=True if options.echo else None,
+        **_grammar(options),
     )
     if isinstance(prompt, str):
         message.text = prompt
@@ -217,7 +246,16 @@ def chat_prompt(chat: Chat) -> generate_pb2.ChatPrompt:
     )
 
 
-def _sampling(options: GenerateOptions) -> sampling_pb2.SamplingParameters:
+def _grammar(options: GrammarOptions) -> dict[str, Any]:
+    choice = generate_pb2.ChoiceList(texts=options.choice) if options.choice else None
+    kinds = {"json_schema": options.json_schema, "regex": options.regex, "ebnf": options.ebnf, "choice": choice}
+    given = {name: value for name, value in kinds.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} cannot be combined", field=min(given))
+    return given
+
+
+def _sampling(options: SamplingOptions) -> sampling_pb2.SamplingParameters:
     return sampling_pb2.SamplingParameters(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -227,10 +265,14 @@ def _sampling(options: GenerateOptions) -> sampling_pb2.SamplingParameters:
         frequency_penalty=options.frequency_penalty,
         presence_penalty=options.presence_penalty,
         seed=options.seed,
+        n=options.n,
+        logit_bias=options.logit_bias,
+        allowed_token_ids=options.allowed_token_ids,
+        banned_token_ids=options.banned_token_ids,
     )
 
 
-def _stop(options: GenerateOptions) -> sampling_pb2.StopParameters:
+def _stop(options: StopOptions) -> sampling_pb2.StopParameters:
     return sampling_pb2.StopParameters(
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,
@@ -252,6 +294,7 @@ def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
         finish=_finish(message.finish) if message.HasField("finish") else None,
         usage=_usage(message.usage) if message.HasField("usage") else None,
         seed=message.seed if message.HasField("seed") else None,
+        sample_index=message.sample_index,
         prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
     )
 
@@ -266,6 +309,7 @@ def generation_from(message: generate_pb2.Generation) -> Generation:
         finish=_finish(message.finish),
         usage=_usage(message.usage),
         seed=message.seed,
+        sample_index=message.sample_index,
         prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
     )
 

@@ -92,6 +92,8 @@ class RowFailure(IntEnum):
     DEPENDENCY = 2
     CANARY = 3
     LIMIT = 4
+    NO_CANDIDATE = 5
+    """Penalties, bias and mask leave nothing to sample: trying again gives the same."""
 
 
 class SubPoolKind(IntEnum):

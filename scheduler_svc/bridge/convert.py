@@ -10,6 +10,7 @@ from protos.wire.errors import EngineError, InternalFault, error_classes
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
 from scheduler_svc.core.events import (
     CacheFlushed,
+    Grammar,
     ReaderPaused,
     ReaderResumed,
     RequestCancelled,
@@ -21,9 +22,11 @@ from scheduler_svc.core.events import (
     TokenLogprob,
     TokensReleased,
 )
+from scheduler_svc.text.grammar_source import GrammarKind
 
 _IDS = np.dtype("<i4")
-_STOP_IDS = np.dtype("<u4")
+_UNSIGNED_IDS = np.dtype("<u4")
+_VALUES = np.dtype("<f4")
 _CANCEL_REASONS = MappingProxyType({int(reason): reason for reason in (FinishReason.STOP, FinishReason.DEADLINE)})
 
 
@@ -33,24 +36,29 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
     Raises:
         InternalFault: an edge sent something that its own checks exclude.
     """
-    if len(message.prompt_ids) % _IDS.itemsize or len(message.stop_token_ids) % _STOP_IDS.itemsize:
+    sampling = message.sampling
+    columns = (message.prompt_ids, message.stop_token_ids, sampling.allowed_ids, sampling.banned_ids)
+    if any(len(column) % _IDS.itemsize for column in (*columns, sampling.bias_ids, sampling.bias_values)):
         raise InternalFault("an edge sent a column of a broken length", field="prompt_ids")
     prompt_ids = np.frombuffer(message.prompt_ids, _IDS)
+    if len(sampling.bias_ids) != len(sampling.bias_values):
+        raise InternalFault("an edge sent a bias of two lengths", field="bias_ids")
     if len(prompt_ids) == 0:
         raise InternalFault("an edge sent an empty prompt", field="prompt_ids")
     spec = RequestSpec(
         stream=StreamKey(edge, message.stream_id),
         request_id=message.request_id,
         prompt_ids=prompt_ids,
-        sampling=_sampling(message.sampling),
+        sampling=_sampling(sampling),
         max_tokens=message.max_tokens,
         deadline_s=now + message.deadline_ms / 1000,
         min_tokens=message.min_tokens,
-        stop_token_ids=frozenset(np.frombuffer(message.stop_token_ids, _STOP_IDS).tolist()),
+        stop_token_ids=frozenset(_ids(message.stop_token_ids)),
         output_logprobs=message.output_logprobs,
         top_logprobs=message.top_logprobs,
         isolation_domain=message.isolation_domain,
         priority=message.priority,
+        grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
     )
     return RequestSubmitted(spec)
 
@@ -151,7 +159,21 @@ def _sampling(message: bridge_pb2.ResolvedSampling) -> Sampling:
         repetition_penalty=message.repetition_penalty,
         frequency_penalty=message.frequency_penalty,
         presence_penalty=message.presence_penalty,
+        sample_index=message.sample_index,
+        bias=tuple(zip(_ids(message.bias_ids), np.frombuffer(message.bias_values, _VALUES).tolist(), strict=True)),
+        allowed_ids=_ids(message.allowed_ids),
+        banned_ids=_ids(message.banned_ids),
     )
+
+
+def _ids(column: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(column, _UNSIGNED_IDS).tolist())
+
+
+def _grammar(message: bridge_pb2.Grammar) -> Grammar:
+    if message.kind not in set(GrammarKind):
+        raise InternalFault("an edge sent a grammar of an unknown kind", field="grammar")
+    return Grammar(message.kind, message.source)
 
 
 def _logprob(token_id: int, logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:

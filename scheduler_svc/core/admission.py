@@ -5,9 +5,8 @@ from collections.abc import Callable
 from protos.wire.enums import Feature
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, QueueFull, UnsupportedFeature
 from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
-
-_NEUTRAL_PENALTIES = (("repetition_penalty", 1.0), ("frequency_penalty", 0.0), ("presence_penalty", 0.0))
 
 
 def refusal(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
@@ -52,18 +51,36 @@ def _check_numbers(state: SchedulerState, spec: RequestSpec) -> EngineError | No
 
 
 def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
-    for name, neutral in _NEUTRAL_PENALTIES:
-        value = getattr(spec.sampling, name)
-        if value != neutral:
-            return UnsupportedFeature(f"{name} is {value}, only {neutral} is supported", field=name)
-    if not spec.output_logprobs:
-        return None
     infos = [facts.info for facts in state.known.values()]
-    if any(Feature.OUTPUT_LOGPROBS not in info.features for info in infos):
-        return UnsupportedFeature("the worker does not return log-probabilities", field="logprobs")
+    for feature, is_needed, field in (
+        (Feature.PENALTIES, needs_counts(spec), "sampling"),
+        (Feature.LOGIT_BIAS, bool(spec.sampling.bias), "sampling.logit_bias"),
+        (Feature.MASKS, needs_mask(spec), "sampling"),
+        (Feature.OUTPUT_LOGPROBS, spec.output_logprobs, "logprobs"),
+    ):
+        if is_needed and any(feature not in info.features for info in infos):
+            return UnsupportedFeature(f"the worker lacks {feature.name}", field=field)
     limit = min(info.limits.max_logprobs for info in infos)
-    if not 0 <= spec.top_logprobs <= limit:
+    if spec.output_logprobs and not 0 <= spec.top_logprobs <= limit:
         return InvalidRequest(f"top_logprobs is {spec.top_logprobs}, the limit is {limit}", field="top_logprobs")
+    return None
+
+
+def _check_rules(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    width = min(facts.info.logits_width for facts in state.known.values())
+    sampling = spec.sampling
+    for field, ids in (
+        ("sampling.logit_bias", [token_id for token_id, _ in sampling.bias]),
+        ("sampling.allowed_token_ids", sampling.allowed_ids),
+        ("sampling.banned_token_ids", sampling.banned_ids),
+        ("stop.stop_token_ids", spec.stop_token_ids if spec.min_tokens else ()),
+    ):
+        bad = next((token_id for token_id in ids if not 0 <= token_id < width), None)
+        if bad is not None:
+            return InvalidRequest(f"token id {bad} is not in [0, {width})", field=field)
+    empty = empty_field(spec, logits_width=width)
+    if empty is not None:
+        return InvalidRequest("the allowed and banned ids leave nothing to sample", field=empty)
     return None
 
 
@@ -101,4 +118,12 @@ def _full(state: SchedulerState, message: str, *, field: str) -> QueueFull:
 
 
 _Check = Callable[[SchedulerState, RequestSpec], EngineError | None]
-_CHECKS: tuple[_Check, ...] = (_check_loaded, _check_numbers, _check_features, never_fits, _check_queue, _check_wait)
+_CHECKS: tuple[_Check, ...] = (
+    _check_loaded,
+    _check_numbers,
+    _check_features,
+    _check_rules,
+    never_fits,
+    _check_queue,
+    _check_wait,
+)

@@ -7,6 +7,7 @@ for prefill. The budget buys prefill beside them: chunks that end on page border
 from scheduler_svc.core.batch import Batch, PlannedRow
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.reserve import choose_victim, raise_ratio
+from scheduler_svc.core.rule_budget import within_rule_bytes
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.transitions import requeue
 from scheduler_svc.core.worker_state import WorkerState
@@ -16,7 +17,7 @@ def next_batch(state: SchedulerState, worker: WorkerState) -> Batch | None:
     """The rows of the worker's next plan; None if there is nothing to compute. Takes their pages."""
     decode = _decode_rows(state, worker)
     extend = _extend_rows(state, worker, num_decode=len(decode))
-    batch = Batch(decode=_still_current(decode), extend=_still_current(extend))
+    batch = within_rule_bytes(Batch(decode=_still_current(decode), extend=_still_current(extend)))
     return batch if batch.decode or batch.extend else None
 
 
@@ -41,11 +42,11 @@ def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]
     resolves_references = worker.resolves_references
     for request in list(worker.running.values()):
         position = request.planned_len
-        if not _decodes(request) or position >= request.final_kv_len:
+        if not _decodes(request) or position >= request.final_kv_len or request.awaits_mask:
             continue
         source = None
         if position >= request.sampled_len:
-            if not resolves_references:
+            if not resolves_references or not request.may_reference:
                 continue
             source = request.sample_source
         holding = request.holding

@@ -3,6 +3,7 @@
 Made by the core's shell (`scheduler_svc/loop.py`, `scheduler_svc/links`) and by the core itself. No I/O, no clock.
 """
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,21 @@ class Sampling:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    sample_index: int = 0
+    """Which of the n samples of its prompt; part of the noise."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """Distinct ids, and what is added to their logits."""
+    allowed_ids: tuple[int, ...] = ()
+    """None: all are allowed."""
+    banned_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output has to match. The core knows only that its masks come from outside, one per position."""
+
+    kind: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +74,7 @@ class RequestSpec:
     """Requests share cached prefixes with their own domain only."""
     priority: int = 0
     """Higher goes first, under the policy `priority`."""
+    grammar: Grammar | None = None
 
 
 # --- events: into the core
@@ -124,7 +141,17 @@ class ResultReceived:
     result: ForwardResult
 
 
-StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskReady:
+    """The answer to `NeedMask`. Of a stream that ended, or of another position: ignored."""
+
+    stream: StreamKey
+    position: int
+    answer: np.ndarray | EngineError
+    """u8: bit i of byte i / 8, least significant first: id i may be sampled. Or why there is no mask."""
+
+
+StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed | MaskReady
 Event = StreamEvent | CacheFlushRequested | WorkerAttached | WorkerLost | ResultReceived
 
 
@@ -200,4 +227,15 @@ class CacheFlushed:
     """At once; pages that running requests use follow when these end."""
 
 
-Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused | CacheFlushed
+@dataclass(frozen=True, slots=True, eq=False)
+class NeedMask:
+    """Ask what the grammar allows after `output_ids`. The request samples nothing more before `MaskReady`."""
+
+    stream: StreamKey
+    grammar: Grammar
+    output_ids: "array[int]"
+    """i32: a copy. The mask's position is its length."""
+
+
+StreamAnswer = TokensReleased | RequestFinished | RequestRefused
+Instruction = SendPlan | StreamAnswer | CacheFlushed | NeedMask

@@ -114,8 +114,10 @@ def _place_waiting(state: SchedulerState) -> set[str]:
     for request in _in_order(state, desks):
         if len(closed) == len(desks) or passed_over > _MOST_PASSED_OVER:
             break
+        if request.standing.is_paused or request.awaits_mask:
+            continue
         suitable = [(desk, desk.match(request)) for desk in desks if desk.suits(request)]
-        if request.standing.is_paused or _is_awaited(suitable):
+        if _is_awaited(suitable):
             passed_over += 1
             continue
         taker = _try_to_place(request, [offer for offer in suitable if offer[0].worker.name not in closed])

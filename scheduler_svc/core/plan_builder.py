@@ -3,6 +3,8 @@
 Pure: reads the batch and the worker's facts, changes nothing. Per-row work is gathering scalars; the rest is NumPy.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from protos.wire.buckets import choose_bucket
@@ -15,16 +17,16 @@ from protos.wire.plan import (
     PageTable,
     PlanIdentity,
     RowColumns,
-    SamplingColumns,
     TokenColumns,
 )
+from protos.wire.validate_features import COLUMN_FEATURES
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.batch import Batch, PlannedRow
-from scheduler_svc.core.events import Sampling
+from scheduler_svc.core.rule_columns import mask_columns, penalty_columns
+from scheduler_svc.core.sampling_columns import sampling_columns, unless_neutral
 from scheduler_svc.core.worker_state import WorkerState
 
 _LITERAL, _REFERENCE = 0, 1
-_NEUTRAL = Sampling(temperature=0.0)
 
 
 def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardPlan:
@@ -32,27 +34,27 @@ def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardP
     rows = batch.rows()
     columns = _row_columns(rows)
     tokens = _token_columns(batch)
-    logprobs = _logprob_columns(rows)
-    forward = _forward(batch, worker.info, num_tokens=len(tokens.ids))
-    features = _required_features(worker.info, tokens=tokens, logprobs=logprobs, forward=forward)
-    return ForwardPlan(
+    plan = ForwardPlan(
         identity=PlanIdentity(
             epoch=worker.epoch,
             term=worker.term,
             seq=worker.next_seq,
             incarnation=worker.info.incarnation,
             budget_ms=budget_ms,
-            required_features=features,
         ),
-        forwards=(forward,),
+        forwards=(_forward(batch, worker.info, num_tokens=len(tokens.ids)),),
         rows=columns,
         tokens=tokens,
         page_tables=tuple(
             _page_table(batch, columns, sub_pool=index, worker=worker) for index in range(len(worker.info.sub_pools))
         ),
-        sampling=_sampling_columns(rows),
-        logprobs=logprobs,
+        sampling=sampling_columns(rows),
+        penalties=penalty_columns(rows),
+        masks=mask_columns(rows, logits_width=worker.info.logits_width),
+        logprobs=_logprob_columns(rows),
     )
+    features = _required_features(plan, worker.info)
+    return replace(plan, identity=replace(plan.identity, required_features=features))
 
 
 def _row_columns(rows: list[PlannedRow]) -> RowColumns:
@@ -65,6 +67,9 @@ def _row_columns(rows: list[PlannedRow]) -> RowColumns:
         extend_lens=seq_lens - first_positions,
         first_positions=first_positions,
         samples=np.array([row.samples for row in rows], dtype=np.uint8),
+        sample_indices=unless_neutral(
+            np.array([row.request.spec.sampling.sample_index for row in rows], dtype=np.uint32), 0
+        ),
     )
 
 
@@ -109,20 +114,6 @@ def _page_table(batch: Batch, columns: RowColumns, *, sub_pool: int, worker: Wor
     )
 
 
-def _sampling_columns(rows: list[PlannedRow]) -> SamplingColumns | None:
-    """Columns of the rows that sample at random; None when all are greedy."""
-    if not any(row.samples and row.request.samples_at_random for row in rows):
-        return None
-    used = [row.request.spec.sampling if row.samples and row.request.samples_at_random else _NEUTRAL for row in rows]
-    return SamplingColumns(
-        temperatures=np.array([sampling.temperature for sampling in used], dtype=np.float32),
-        top_ks=_unless_neutral(np.array([sampling.top_k for sampling in used], dtype=np.uint32), 0),
-        top_ps=_unless_neutral(np.array([sampling.top_p for sampling in used], dtype=np.float32), 1),
-        min_ps=_unless_neutral(np.array([sampling.min_p for sampling in used], dtype=np.float32), 0),
-        seeds=np.array([sampling.seed for sampling in used], dtype=np.uint64),
-    )
-
-
 def _logprob_columns(rows: list[PlannedRow]) -> LogprobColumns | None:
     wanted = [row.samples and row.request.spec.output_logprobs for row in rows]
     if not any(wanted):
@@ -130,12 +121,8 @@ def _logprob_columns(rows: list[PlannedRow]) -> LogprobColumns | None:
     tops = [row.request.spec.top_logprobs if want else 0 for row, want in zip(rows, wanted, strict=True)]
     return LogprobColumns(
         output_wanted=np.array(wanted, dtype=np.uint8),
-        output_top_counts=_unless_neutral(np.array(tops, dtype=np.uint8), 0),
+        output_top_counts=unless_neutral(np.array(tops, dtype=np.uint8), 0),
     )
-
-
-def _unless_neutral(column: np.ndarray, neutral: int) -> np.ndarray | None:
-    return None if bool((column == neutral).all()) else column
 
 
 def _forward(batch: Batch, info: WorkerInfo, *, num_tokens: int) -> Forward:
@@ -150,13 +137,10 @@ def _forward(batch: Batch, info: WorkerInfo, *, num_tokens: int) -> Forward:
     return Forward(mode=mode, logical_mode=mode, row_begin=0, row_end=num_rows, graph=graph)
 
 
-def _required_features(
-    info: WorkerInfo, *, tokens: TokenColumns, logprobs: LogprobColumns | None, forward: Forward
-) -> tuple[int, ...]:
-    needed = {
-        Feature.TOKEN_REFERENCES: tokens.sources is not None,
-        Feature.OUTPUT_LOGPROBS: logprobs is not None,
-        Feature.WINDOW_SUB_POOL: any(pool.kind == SubPoolKind.WINDOW for pool in info.sub_pools),
-        Feature.GRAPHS: isinstance(forward.graph, GraphChoice),
-    }
-    return tuple(int(feature) for feature, used in needed.items() if used)
+def _required_features(plan: ForwardPlan, info: WorkerInfo) -> tuple[int, ...]:
+    needed = {feature for _, read, feature in COLUMN_FEATURES if read(plan) is not None}
+    if any(pool.kind == SubPoolKind.WINDOW for pool in info.sub_pools):
+        needed.add(Feature.WINDOW_SUB_POOL)
+    if any(isinstance(forward.graph, GraphChoice) for forward in plan.forwards):
+        needed.add(Feature.GRAPHS)
+    return tuple(sorted(int(feature) for feature in needed))

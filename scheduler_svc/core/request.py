@@ -13,7 +13,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.events import NeedMask, RequestSpec
+from scheduler_svc.core.request_rules import RequestRules, request_rules
 from scheduler_svc.memory.page_holding import PageHolding
 from scheduler_svc.memory.prefix_match import PrefixMatch
 
@@ -92,6 +93,8 @@ class Request:
     failures: int = 0
     """Row failures since the last token."""
     cache_use: CacheUse = field(default_factory=CacheUse)
+    rules: RequestRules | None = None
+    """What it does to its logits; None: nothing."""
     samples_at_random: bool = field(init=False)
     final_kv_len: int = field(init=False)
     """Positions that need KV if the request ends by length: the last token needs none."""
@@ -110,6 +113,33 @@ class Request:
         """Output tokens known."""
         return len(self.tokens) - self.prompt_len
 
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether its next token cannot be sampled before the grammar's mask is there."""
+        return self.rules is not None and self.rules.awaits_mask(self.output_len)
+
+    @property
+    def may_reference(self) -> bool:
+        """Whether the row after what is planned can go on from a token that is not known yet.
+
+        A mask needs every token before it; the worker adds one referenced token to the counts, not those before it.
+        """
+        if self.rules is None:
+            return True
+        return self.spec.grammar is None and (self.rules.counts is None or self.planned_len <= self.sampled_len)
+
+    def append(self, token_id: int) -> None:
+        """One more token of the output."""
+        self.tokens.append(token_id)
+        if self.rules is not None and self.rules.counts is not None:
+            self.rules.counts.add(token_id)
+
+    def mask_wanted(self) -> NeedMask | None:
+        """The question for the next token's mask; None without a grammar."""
+        if self.spec.grammar is None:
+            return None
+        return NeedMask(self.spec.stream, self.spec.grammar, self.tokens[self.prompt_len :])
+
     def move_to(self, status: RequestStatus) -> None:
         """Change the status; an illegal transition is a bug."""
         assert status in _LEGAL[self.status], f"{self.status.name} -> {status.name}"
@@ -127,4 +157,11 @@ def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
     """A request that waits, with its prompt as known tokens."""
     tokens = array("i", spec.prompt_ids.astype("i4").tobytes())
     standing = Standing(seniority=handle, queued_at=now)
-    return Request(spec=spec, handle=handle, tokens=tokens, prompt_len=len(tokens), standing=standing)
+    return Request(
+        spec=spec,
+        handle=handle,
+        tokens=tokens,
+        prompt_len=len(tokens),
+        standing=standing,
+        rules=request_rules(spec),
+    )

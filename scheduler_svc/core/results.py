@@ -4,7 +4,7 @@ A row counts only if handle, attempt and position are those planned, and the req
 """
 
 from protos.wire.enums import FinishReason, RowFailure
-from protos.wire.errors import DataFault, EngineError, InternalFault
+from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidRequest
 from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
 from scheduler_svc.core.cost_model import PlanShape
@@ -70,7 +70,7 @@ def _commit(
     out: list[Instruction],
 ) -> None:
     position = request.output_len
-    request.tokens.append(token_id)
+    request.append(token_id)
     request.failures = 0
     request.cache_use.is_trusting = True
     state.counters.output_tokens += 1
@@ -88,6 +88,10 @@ def _commit(
     if reason is not None:
         stop = token_id if reason is FinishReason.STOP else None
         finish(state, request, reason=reason, out=out, stop_token_id=stop)
+        return
+    wanted = request.mask_wanted()
+    if wanted is not None:
+        out.append(wanted)
 
 
 def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, out: list[Instruction]) -> None:
@@ -99,6 +103,10 @@ def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, 
     state.counters.failed_rows += 1
     request.failures += 1
     settings = state.settings
+    if failure is RowFailure.NO_CANDIDATE:
+        message = f"penalties, bias and limits on tokens leave nothing to sample after {request.output_len} tokens"
+        fail(state, request, error=InvalidRequest(message, field="sampling"), out=out)
+        return
     bad_numbers = failure in _BAD_NUMBERS
     if bad_numbers:
         distrust(state, request)

@@ -1,7 +1,7 @@
 """The scheduling core: events in, instructions out. Deterministic; no I/O, clock, randomness or logging."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
@@ -12,16 +12,17 @@ from scheduler_svc.core.events import (
     CacheFlushRequested,
     Event,
     Instruction,
+    MaskReady,
     ReaderPaused,
     ReaderResumed,
     RequestCancelled,
     RequestSpec,
     RequestSubmitted,
     ResultReceived,
-    StreamKey,
     WorkerAttached,
     WorkerLost,
 )
+from scheduler_svc.core.masks import take_mask
 from scheduler_svc.core.placement import admit_waiting
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
@@ -57,14 +58,12 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             consume(state, event, out)
         case RequestSubmitted(spec):
             _submit(state, spec, out)
-        case RequestCancelled(stream, reason):
-            request = state.streams.get(stream)
+        case RequestCancelled() | ReaderPaused() | ReaderResumed():
+            request = state.streams.get(event.stream)
             if request is not None:
-                finish(state, request, reason=reason, out=out)
-        case ReaderPaused(stream):
-            _with_stream(state, stream, pause)
-        case ReaderResumed(stream):
-            _with_stream(state, stream, resume)
+                _apply_to(state, request, event, out)
+        case MaskReady():
+            take_mask(state, event, out)
         case CacheFlushRequested(edge):
             freed = sum(worker.memory.cache.flush() for worker in state.workers.values())
             out.append(CacheFlushed(edge, freed))
@@ -74,10 +73,19 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             _lose(state, worker)
 
 
-def _with_stream(state: SchedulerState, stream: StreamKey, change: Callable[[SchedulerState, Request], None]) -> None:
-    request = state.streams.get(stream)
-    if request is not None:
-        change(state, request)
+def _apply_to(
+    state: SchedulerState,
+    request: Request,
+    event: RequestCancelled | ReaderPaused | ReaderResumed,
+    out: list[Instruction],
+) -> None:
+    match event:
+        case RequestCancelled(_, reason):
+            finish(state, request, reason=reason, out=out)
+        case ReaderPaused():
+            pause(state, request)
+        case ReaderResumed():
+            resume(state, request)
 
 
 def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) -> None:
@@ -88,8 +96,11 @@ def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) ->
     error = refusal(state, spec)
     if error is not None:
         refuse(state, spec, error=error, out=out)
-    else:
-        accept(state, spec)
+        return
+    request = accept(state, spec)
+    wanted = request.mask_wanted()
+    if wanted is not None:
+        out.append(wanted)
 
 
 def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:

@@ -121,6 +121,8 @@ def _check_running(request: Request, *, planned: int, samples: int) -> None:
     _require(request.kv_len < request.sampled_len, "the newest token has no KV")
     _require(request.planned_len < request.sampled_len + samples, "planned tokens are known or being sampled")
     _require(request.output_len + samples <= request.spec.max_tokens, "no output beyond max_tokens is planned")
+    counts = None if request.rules is None else request.rules.counts
+    _require(counts is None or counts.total == request.output_len, "every output token is counted for penalties")
     last_chunk_planned = request.planned_len + 1 == request.sampled_len + samples
     _require((request.status is RequestStatus.RUNNING) == last_chunk_planned or samples == 0, "status fits the plans")
 

@@ -14,7 +14,7 @@ from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.prefix_match import PrefixMatch
 
 
-def accept(state: SchedulerState, spec: RequestSpec) -> None:
+def accept(state: SchedulerState, spec: RequestSpec) -> Request:
     """A new request, behind all that wait."""
     request = new_request(spec, state.next_handle, now=state.now)
     state.next_handle += 1
@@ -22,6 +22,7 @@ def accept(state: SchedulerState, spec: RequestSpec) -> None:
     state.waiting.append(request)
     heapq.heappush(state.deadlines, (spec.deadline_s, request.handle, request))
     state.counters.prompt_tokens += request.prompt_len
+    return request
 
 
 def place(state: SchedulerState, request: Request, worker: WorkerState, *, match: PrefixMatch) -> None:

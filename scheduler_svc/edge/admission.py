@@ -6,6 +6,7 @@ Knows nothing of gRPC. Guards: whatever is refused was refused before anything w
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from protos.forwardplane.v1.bridge_pb2 import SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
@@ -15,7 +16,7 @@ from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
-from scheduler_svc.edge.resolve_request import resolve_request, silent_ids
+from scheduler_svc.edge.resolve_request import num_samples, resolve_request, silent_ids
 from scheduler_svc.edge.validate_request import validate_generate
 from scheduler_svc.text.tokenizer import TextTokenizer
 
@@ -38,8 +39,10 @@ class Admission:
         """Refuse every request from now on."""
         self._is_draining = True
 
-    async def open_stream(self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float) -> CallerStream:
-        """A running stream.
+    async def open_samples(
+        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float
+    ) -> list[CallerStream]:
+        """Running streams, one for each sample of the request.
 
         Args:
             request: as it came.
@@ -49,9 +52,9 @@ class Admission:
         Raises:
             EngineError: refused.
         """
-        stream, submit = await self._check(request, caller, deadline=deadline, max_held_ids=MAX_HELD_IDS)
-        self._link.open(stream, submit)
-        return stream
+        checked = await self._check(request, caller, deadline=deadline, max_held_ids=MAX_HELD_IDS)
+        self._link.open_all(checked)
+        return [stream for stream, _ in checked]
 
     async def open_streams(
         self,
@@ -61,7 +64,7 @@ class Admission:
         deadline: float,
         max_held_ids: int | None = None,
     ) -> list[CallerStream]:
-        """Running streams for all of `requests`, or for none.
+        """Running streams for all samples of all `requests`, or for none.
 
         Args:
             requests: as they came.
@@ -77,10 +80,10 @@ class Admission:
         if len(requests) > MAX_PROMPTS_PER_CALL:
             message = f"requests has {len(requests)} items; the limit is {MAX_PROMPTS_PER_CALL}"
             raise InvalidRequest(message, field="requests")
-        checked = []
+        checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
-                checked.append(await self._check(request, caller, deadline=deadline, max_held_ids=max_held_ids))
+                checked += await self._check(request, caller, deadline=deadline, max_held_ids=max_held_ids)
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
@@ -89,10 +92,11 @@ class Admission:
 
     async def _check(
         self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, max_held_ids: int | None
-    ) -> Checked:
+    ) -> list[Checked]:
         self.check_gate()
         facts = self._link.facts
         validate_generate(request, facts)
+        await self._encoder.check_grammar(request)
         prompt_ids = await self._encoder.prompt_ids(request)
         prompt_text = await self._encoder.prompt_text(request, prompt_ids) if request.echo else None
         left_s = deadline - asyncio.get_running_loop().time()
@@ -107,21 +111,34 @@ class Admission:
         )
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
         submit.request_id = secrets.token_hex(16)
-        submit.stream_id = self._link.new_stream_id()
         names = StreamNames(
             request_id=submit.request_id,
-            stream_id=submit.stream_id,
+            stream_id=0,
             caller=caller,
             client_tag=request.client_tag,
             prompt_tokens=len(prompt_ids),
             seed=submit.sampling.seed,
             prompt_text=prompt_text,
         )
+        samples = [
+            replace(names, stream_id=self._link.new_stream_id(), sample_index=index)
+            for index in range(num_samples(request))
+        ]
+        return [self._sample(request, submit, own, max_held_ids=max_held_ids) for own in samples]
+
+    def _sample(
+        self, request: GenerateRequest, submit: SubmitStream, names: StreamNames, *, max_held_ids: int | None
+    ) -> Checked:
+        """One sample of a request that was resolved as `submit`."""
+        own = SubmitStream()
+        own.CopyFrom(submit)
+        own.stream_id = names.stream_id
+        own.sampling.sample_index = names.sample_index
         decoder = self._tokenizer.decoder(
-            keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, facts)
+            keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, self._link.facts)
         )
         stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
-        return stream, submit
+        return stream, own
 
     def check_gate(self) -> None:
         """Whether requests are taken at all now.

@@ -31,6 +31,7 @@ class StreamNames:
     client_tag: str
     prompt_tokens: int
     seed: int
+    sample_index: int = 0
     prompt_text: str | None = None
     """Given back with the first chunk; None when not asked for."""
 
@@ -88,10 +89,11 @@ class CallerStream:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far."""
+        """Token counts so far. The prompt counts for sample 0 only, so that usages of one request add up."""
+        is_first_sample = self.names.sample_index == 0
         return Usage(
-            prompt_tokens=self.names.prompt_tokens,
-            cached_tokens=self._cached_tokens,
+            prompt_tokens=self.names.prompt_tokens if is_first_sample else 0,
+            cached_tokens=self._cached_tokens if is_first_sample else 0,
             output_tokens=self._text.next_pos,
         )
 
@@ -177,6 +179,7 @@ class CallerStream:
     def _chunk(self) -> GenerateChunk:
         released = self._text.take()
         chunk = GenerateChunk(
+            sample_index=self.names.sample_index,
             first_pos=released.first_pos,
             token_ids=released.ids,
             text=released.text,

@@ -85,7 +85,7 @@ class CoreLink:
         self._max_streams = max_streams
         self._facts = model_facts(card, CoreModel(), has_chat_template=has_chat_template)
         self._streams: dict[int, CallerStream] = {}
-        self._stream_of_request: dict[str, CallerStream] = {}
+        self._samples: dict[str, list[CallerStream]] = {}
         self._next_stream_id = itertools.count(1)
         self.questions = CoreQuestions(ask_load=connection.ask_load, ask_flush=connection.ask_flush)
         self._facts_changed: Callable[[ModelFacts], None] | None = None
@@ -145,7 +145,7 @@ class CoreLink:
         self._connection.submit(submit)
         stream.on_taken(self._slow_readers.look)
         self._streams[stream.names.stream_id] = stream
-        self._stream_of_request[stream.names.request_id] = stream
+        self._samples.setdefault(stream.names.request_id, []).append(stream)
 
     def open_all(self, checked: Sequence[tuple[CallerStream, SubmitStream]]) -> None:
         """Open all of them, or none.
@@ -176,15 +176,16 @@ class CoreLink:
             self._end_with(stream, error)
 
     def abort(self, request_id: str, caller: CallerIdentity) -> None:
-        """End the running request of that id.
+        """End the running request of that id, all its samples.
 
         Raises:
             UnknownRequest: `caller` has no such request.
         """
-        stream = self._stream_of_request.get(request_id)
-        if stream is None or stream.names.caller != caller:
+        streams = self._samples.get(request_id)
+        if streams is None or streams[0].names.caller != caller:
             raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
-        self.end(stream, FinishReason.FINISH_REASON_ABORT)
+        for stream in list(streams):
+            self.end(stream, FinishReason.FINISH_REASON_ABORT)
 
     async def _read(self) -> None:
         try:
@@ -226,7 +227,10 @@ class CoreLink:
     def _forget(self, stream: CallerStream) -> None:
         self._slow_readers.forget(stream.names.stream_id)
         del self._streams[stream.names.stream_id]
-        del self._stream_of_request[stream.names.request_id]
+        samples = self._samples[stream.names.request_id]
+        samples.remove(stream)
+        if not samples:
+            del self._samples[stream.names.request_id]
 
     def _lost(self) -> None:
         self._is_gone = True

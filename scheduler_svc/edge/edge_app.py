@@ -36,7 +36,7 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     """
     folder = read_model_folder(config.model.folder)
     check_generation_defaults(folder.card)
-    text = EdgeText(folder)
+    text = EdgeText(folder, config.grammar)
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
     link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()

@@ -1,21 +1,21 @@
-"""The text side of an edge, from a model folder: tokenizer, chat template and the prompt encoder over both."""
+"""The text side of an edge, from a model folder: tokenizer, chat template, grammar checks; the encoder over them."""
 
 import hashlib
-import logging
 
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidModelFile
+from scheduler_svc.config import GrammarConfig
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.grammar_checker import GrammarChecker
+from scheduler_svc.text.grammar_setup import grammar_greeting
 from scheduler_svc.text.tokenizer import TextTokenizer
-
-logger = logging.getLogger(__name__)
 
 
 class EdgeText:
     """Made by the edge's composition root; the template's process lives from start to stop."""
 
-    def __init__(self, folder: ModelFolder) -> None:
+    def __init__(self, folder: ModelFolder, grammar_config: GrammarConfig) -> None:
         """Read the folder's files.
 
         Raises:
@@ -24,12 +24,13 @@ class EdgeText:
         card = folder.card
         if hashlib.sha256(folder.tokenizer.read_bytes()).hexdigest() != card.tokenizer_fingerprint:
             raise InvalidModelFile("tokenizer.json is not the file that model.json describes", field="tokenizer.json")
-        if card.generation.repetition_penalty not in (None, 1.0):
-            logger.warning("the model's own repetition penalty is not applied", extra={"model": card.name})
         self.tokenizer = TextTokenizer.from_file(folder.tokenizer)
         self._template = _template(folder, self.tokenizer)
         first_token_id = card.bos_token_id if card.add_bos else None
-        self.encoder = PromptEncoder(self.tokenizer, template=self._template, first_token_id=first_token_id)
+        self._grammars = GrammarChecker(grammar_greeting(folder, grammar_config))
+        self.encoder = PromptEncoder(
+            self.tokenizer, template=self._template, first_token_id=first_token_id, grammars=self._grammars
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -44,10 +45,12 @@ class EdgeText:
         """
         if self._template is not None:
             await self._template.start()
+        await self._grammars.start()
 
     async def stop(self) -> None:
         """End the template's process and the encoder's threads. Safe to repeat."""
         self.encoder.close()
+        await self._grammars.stop()
         if self._template is not None:
             await self._template.close()
 

@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from protos.wire import limits
-from protos.wire.errors import InvalidRequest, UnsupportedFeature
+from protos.wire.errors import InvalidRequest
 from scheduler_svc.edge.model_facts import ModelFacts
 
 Limit = float | Callable[[ModelFacts], float]
@@ -23,7 +23,7 @@ class Rule(Protocol):
     """What one field, or each item of one repeated field, may hold."""
 
     def check(self, value: Any, field: str, facts: ModelFacts, /) -> None:
-        """Raise InvalidRequest or UnsupportedFeature, naming the field, the value and the limit."""
+        """Raise InvalidRequest, naming the field, the value and the limit."""
         ...
 
 
@@ -42,8 +42,6 @@ class Number:
     low: float
     high: Limit
     low_is_open: bool = False
-    only: float | None = None
-    """The one value of the interval that this release offers."""
 
     def check(self, value: float, field: str, facts: ModelFacts, /) -> None:
         """Refuse what is outside."""
@@ -53,9 +51,6 @@ class Number:
         if not (is_above_low and value <= high):
             interval = f"{'(' if self.low_is_open else '['}{_show(self.low)}, {_show(high)}]"
             raise InvalidRequest(f"{field} is {_show(value)}; allowed: {interval}", field=field)
-        if self.only is not None and value != self.only:
-            message = f"{field} is {_show(value)}; this release offers only {_show(self.only)}"
-            raise UnsupportedFeature(message, field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +120,25 @@ class TokenIds:
             raise InvalidRequest(f"{place} is {ids[index]}; allowed: [0, {facts.logits_width - 1}]", field=place)
 
 
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """A map from ids the model has to numbers from -most to most."""
+
+    max_items: int
+    most: float
+
+    def check(self, value: Mapping[int, float], field: str, facts: ModelFacts, /) -> None:
+        """Refuse a map that is too large, or that holds an unknown id or a number outside."""
+        if len(value) > self.max_items:
+            raise InvalidRequest(f"{field} has {len(value)} items; the limit is {self.max_items}", field=field)
+        values = Number(-self.most, self.most)
+        for token_id, number in sorted(value.items()):
+            place = f"{field}[{token_id}]"
+            if not 0 <= token_id < facts.logits_width:
+                raise InvalidRequest(f"{place} has no such id; allowed: [0, {facts.logits_width - 1}]", field=place)
+            values.check(number, place, facts)
+
+
 def _show(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
@@ -146,6 +160,7 @@ def _logprobs(facts: ModelFacts) -> float:
 
 
 _PROMPT_TEXT = Text(limits.MAX_PROMPT_BYTES, min_bytes=1)
+_GRAMMAR = Text(limits.MAX_GRAMMAR_BYTES, min_bytes=1)
 _CHAT: Mapping[str, Rule] = MappingProxyType(
     {
         "chat.messages": Items(limits.MAX_CHAT_MESSAGES, min_items=1),
@@ -160,11 +175,14 @@ SAMPLING_RULES: Mapping[str, Rule] = MappingProxyType(
         "top_p": Number(0, 1, low_is_open=True),
         "top_k": Number(0, _logits_width),
         "min_p": Number(0, 1),
-        "repetition_penalty": Number(0, limits.MAX_REPETITION_PENALTY, low_is_open=True, only=1),
-        "frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
-        "presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY, only=0),
+        "repetition_penalty": Number(0, limits.MAX_REPETITION_PENALTY, low_is_open=True),
+        "frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
+        "presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
         "seed": Anything(),
-        "n": Number(1, limits.MAX_SAMPLES, only=1),
+        "n": Number(1, limits.MAX_SAMPLES),
+        "logit_bias": Bias(limits.MAX_LOGIT_BIAS_IDS, most=limits.MAX_LOGIT_BIAS),
+        "allowed_token_ids": TokenIds(limits.MAX_LISTED_TOKEN_IDS),
+        "banned_token_ids": TokenIds(limits.MAX_LISTED_TOKEN_IDS),
     }
 )
 GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
@@ -186,6 +204,10 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "cache_salt": Text(limits.MAX_CACHE_SALT_BYTES),
         "priority": Number(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
         "echo": Anything(),
+        "json_schema": _GRAMMAR,
+        "regex": _GRAMMAR,
+        "ebnf": _GRAMMAR,
+        "choice.texts": Items(limits.MAX_CHOICES, Text(limits.MAX_CHOICE_BYTES, min_bytes=1), min_items=1),
     }
 )
 TOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType({"text": _PROMPT_TEXT, **_CHAT})
@@ -199,7 +221,6 @@ def check_fields(message: Message, rules: Mapping[str, Rule], facts: ModelFacts)
 
     Raises:
         InvalidRequest: a value is outside its limits.
-        UnsupportedFeature: a value that this release does not offer.
     """
     _walk(message, rules, facts, path="", place="")
 
@@ -211,7 +232,7 @@ def _walk(message: Message, rules: Mapping[str, Rule], facts: ModelFacts, *, pat
         if field.has_presence and not message.HasField(field.name):
             continue
         value = getattr(message, field.name)
-        if field.message_type is None:
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
             rules[inner].check(value, where, facts)
         elif field.is_repeated:
             rules[inner].check(value, where, facts)

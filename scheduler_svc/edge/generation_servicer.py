@@ -18,6 +18,7 @@ from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.caller_identity import ANONYMOUS
 from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.interleaved import interleaved
 from scheduler_svc.edge.metrics import EdgeMetrics, counting_rejections
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.running import running
@@ -54,11 +55,12 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         arrived = _now()
         deadline = arrived + _time_left_s(context)
         with counting_rejections(self._metrics):
-            stream = await self._admission.open_stream(request, ANONYMOUS, deadline=deadline)
-        with running([stream], link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as (record,):
-            async with aclosing(paced_chunks(stream, record, self._pacing)) as chunks:
-                async for chunk in chunks:
-                    await _send_headers(context, chunk)
+            streams = await self._admission.open_samples(request, ANONYMOUS, deadline=deadline)
+        with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as records:
+            pairs = zip(streams, records, strict=True)
+            sources = [paced_chunks(stream, record, self._pacing) for stream, record in pairs]
+            async with aclosing(interleaved(sources) if len(sources) > 1 else sources[0]) as chunks:
+                async for chunk in _after_headers(chunks, context):
                     yield chunk
 
     @override
@@ -135,10 +137,15 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         return await self._link.questions.flush_cache()
 
 
-async def _send_headers(context: Context, chunk: generate_pb2.GenerateChunk) -> None:
-    """Before the first chunk only."""
-    if chunk.request_id:
-        await context.send_initial_metadata((("request-id", chunk.request_id),))
+async def _after_headers(
+    chunks: AsyncIterator[generate_pb2.GenerateChunk], context: Context
+) -> AsyncIterator[generate_pb2.GenerateChunk]:
+    async for first in chunks:
+        await context.send_initial_metadata((("request-id", first.request_id),))
+        yield first
+        break
+    async for chunk in chunks:
+        yield chunk
 
 
 def _time_left_s(context: Context) -> float:

@@ -11,8 +11,9 @@ from protos.forwardplane.v1.generate_pb2 import ChatPrompt, DetokenizeRequest, G
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from protos.wire.limits import MAX_PROMPT_BYTES
 from scheduler_svc.edge.model_facts import ModelFacts
-from scheduler_svc.edge.validate_request import validate_detokenize, validate_tokenize
+from scheduler_svc.edge.validate_request import grammar_source, validate_detokenize, validate_tokenize
 from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.grammar_checker import GrammarChecker
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 # Up to so many characters or ids are done on the event loop: about a millisecond.
@@ -24,7 +25,12 @@ class PromptEncoder:
     """Made and closed by the edge's composition root; used on its event loop."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, template: ChatTemplate | None, first_token_id: int | None = None
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        template: ChatTemplate | None,
+        first_token_id: int | None = None,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         """Join the parts.
 
@@ -32,11 +38,26 @@ class PromptEncoder:
             tokenizer: of the served model.
             template: absent for base models.
             first_token_id: put before a raw text, for models that want it; templates write it themselves.
+            grammars: tries out what outputs have to match; absent: they cannot be asked for.
         """
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._template = template
         self._first_ids = [] if first_token_id is None else [first_token_id]
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    async def check_grammar(self, request: GenerateRequest) -> None:
+        """Refuse a checked request whose output has to match something that cannot be used.
+
+        Raises:
+            EngineError: refused.
+        """
+        source = grammar_source(request)
+        if source is None:
+            return
+        if self._grammars is None:
+            raise UnsupportedFeature(f"{source.kind} is not offered by this server", field=source.kind)
+        await self._grammars.check(source)
 
     async def prompt_ids(self, request: GenerateRequest) -> list[int]:
         """Ids of a checked request's prompt, as they are if it brought ids."""

@@ -3,18 +3,18 @@
 Pure but for the seed it is handed. Knows nothing of calls or sockets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from protos.forwardplane.v1.bridge_pb2 import CoreModel, ResolvedSampling, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CoreModel, Grammar, ResolvedSampling, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
 from protos.forwardplane.v1.sampling_pb2 import SamplingParameters
 from protos.service.model_files import GenerationDefaults, ModelCard
 from protos.wire.errors import EngineError, InvalidModelFile
 from scheduler_svc.edge.field_rules import SAMPLING_RULES, check_fields
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
-from scheduler_svc.edge.validate_request import output_room
+from scheduler_svc.edge.validate_request import grammar_source, output_room
 
 
 def resolve_request(
@@ -37,12 +37,24 @@ def resolve_request(
         sampling=_sampling(request.sampling, facts.card.generation, drawn_seed),
         max_tokens=output_room(len(prompt_ids), request, facts),
         min_tokens=request.stop.min_tokens,
-        stop_token_ids=np.asarray(sorted(_stop_ids(request, facts)), "<u4").tobytes(),
+        stop_token_ids=_ids(_stop_ids(request, facts)),
         deadline_ms=deadline_ms,
         output_logprobs=request.HasField("logprobs"),
         top_logprobs=request.logprobs,
         priority=request.priority,
+        grammar=grammar_message(request),
     )
+
+
+def num_samples(request: GenerateRequest) -> int:
+    """How many outputs it asks for."""
+    return request.sampling.n if request.sampling.HasField("n") else 1
+
+
+def grammar_message(request: GenerateRequest) -> Grammar | None:
+    """What its output has to match; None: nothing."""
+    source = grammar_source(request)
+    return None if source is None else Grammar(kind=source.kind, source=source.text)
 
 
 def check_generation_defaults(card: ModelCard) -> None:
@@ -70,6 +82,7 @@ def _stop_ids(request: GenerateRequest, facts: ModelFacts) -> set[int]:
 def _sampling(asked: SamplingParameters, defaults: GenerationDefaults, drawn_seed: int) -> ResolvedSampling:
     own = _own_settings(defaults)
     own.MergeFrom(asked)
+    bias = dict(sorted(own.logit_bias.items()))
     return ResolvedSampling(
         temperature=own.temperature if own.HasField("temperature") else 1.0,
         top_p=own.top_p if own.HasField("top_p") else 1.0,
@@ -79,11 +92,22 @@ def _sampling(asked: SamplingParameters, defaults: GenerationDefaults, drawn_see
         repetition_penalty=own.repetition_penalty if own.HasField("repetition_penalty") else 1.0,
         frequency_penalty=own.frequency_penalty,
         presence_penalty=own.presence_penalty,
+        bias_ids=np.fromiter(bias, "<u4", len(bias)).tobytes(),
+        bias_values=np.fromiter(bias.values(), "<f4", len(bias)).tobytes(),
+        allowed_ids=_ids(own.allowed_token_ids),
+        banned_ids=_ids(own.banned_token_ids),
     )
 
 
 def _own_settings(defaults: GenerationDefaults) -> SamplingParameters:
-    # The model's repetition penalty is left out: this release has no executor for it.
     return SamplingParameters(
-        temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, min_p=defaults.min_p
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
     )
+
+
+def _ids(ids: Iterable[int]) -> bytes:
+    return np.array(sorted(set(ids)), "<u4").tobytes()

@@ -45,6 +45,7 @@ async def whole_generation(stream: CallerStream) -> Generation:
     return Generation(
         request_id=stream.names.request_id,
         client_tag=stream.names.client_tag,
+        sample_index=stream.names.sample_index,
         token_ids=chunk.token_ids,
         text=chunk.text,
         logprobs=chunk.logprobs,

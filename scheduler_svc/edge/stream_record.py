@@ -33,7 +33,8 @@ class StreamRecord:
     def close(self, now: float) -> None:
         """The call is over: one line in the log, and the counts of the whole."""
         usage = self._stream.usage
-        self._metrics.prompt_tokens.observe(usage.prompt_tokens)
+        if self._stream.names.sample_index == 0:
+            self._metrics.prompt_tokens.observe(usage.prompt_tokens)
         self._metrics.output_tokens.observe(usage.output_tokens)
         num_later_ids = usage.output_tokens - self._num_first_ids
         if self._first_wrote is not None and num_later_ids > 0:
@@ -45,6 +46,7 @@ class StreamRecord:
         first_token_s = None if self._first_wrote is None else round(self._first_wrote - self._arrived, 4)
         return {
             "request_id": stream.names.request_id,
+            "sample_index": stream.names.sample_index,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "output_tokens": usage.output_tokens,

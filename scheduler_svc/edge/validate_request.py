@@ -5,9 +5,10 @@ Fields one by one are in `field_rules`; here is what depends on several of them 
 
 from protos.forwardplane.v1.generate_pb2 import ChatPrompt, DetokenizeRequest, GenerateRequest, TokenizeRequest
 from protos.wire.errors import InvalidRequest, UnknownModel, UnsupportedFeature
-from protos.wire.limits import MAX_PROMPT_BYTES
+from protos.wire.limits import MAX_GRAMMAR_BYTES, MAX_PROMPT_BYTES
 from scheduler_svc.edge.field_rules import DETOKENIZE_RULES, GENERATE_RULES, TOKENIZE_RULES, check_fields
 from scheduler_svc.edge.model_facts import ModelFacts
+from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
 
 _MAX_SHOWN_CHARS = 64
 
@@ -36,6 +37,33 @@ def validate_generate(request: GenerateRequest, facts: ModelFacts) -> None:
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         message = f"stop.min_tokens is {stop.min_tokens}; the limit is stop.max_tokens, {stop.max_tokens}"
         raise InvalidRequest(message, field="stop.min_tokens")
+    _check_grammar(request, facts)
+
+
+def grammar_source(request: GenerateRequest) -> GrammarSource | None:
+    """What the output of a request has to match; None: nothing."""
+    kind = request.WhichOneof("grammar")
+    if kind is None:
+        return None
+    if GrammarKind(kind) is GrammarKind.CHOICE:
+        return choice_source(request.choice.texts)
+    return GrammarSource(GrammarKind(kind), getattr(request, kind))
+
+
+def _check_grammar(request: GenerateRequest, facts: ModelFacts) -> None:
+    source = grammar_source(request)
+    if source is None:
+        return
+    if request.stop.ignore_eos:
+        message = f"stop.ignore_eos cannot be combined with {source.kind}: the output ends when it is complete"
+        raise InvalidRequest(message, field="stop.ignore_eos")
+    if not facts.card.eos_token_ids:
+        message = f"{source.kind} needs a model with an end-of-sequence token, which this one lacks"
+        raise UnsupportedFeature(message, field=source.kind)
+    size = len(source.text.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        message = f"{source.kind} has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}"
+        raise InvalidRequest(message, field=source.kind)
 
 
 def validate_tokenize(request: TokenizeRequest, facts: ModelFacts) -> None:

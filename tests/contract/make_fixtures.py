@@ -277,6 +277,16 @@ def _other_choices() -> dict[str, Message]:
         "scheduling": generate_pb2.GenerateRequest(text="x", cache_salt="tenant", priority=-3),
         "tokens": generate_pb2.GenerateRequest(tokens=generate_pb2.TokenPrompt(ids=[-1, 5, 2**40])),
         "chat": generate_pb2.TokenizeRequest(chat=generate_pb2.ChatPrompt()),
+        "rules": generate_pb2.GenerateRequest(
+            sampling=sampling_pb2.SamplingParameters(
+                logit_bias={5: -1.5}, allowed_token_ids=[5, -1], banned_token_ids=[2**40]
+            ),
+            json_schema='{"type": "object"}',
+        ),
+        "regex": generate_pb2.GenerateRequest(regex="[a-z]+"),
+        "ebnf": generate_pb2.GenerateRequest(ebnf='start: "a"'),
+        "choice": generate_pb2.GenerateRequest(choice=generate_pb2.ChoiceList(texts=["yes", "no"])),
+        "sample": generate_pb2.Generation(request_id="r", sample_index=3),
         "string": sampling_pb2.Finish(reason=sampling_pb2.FINISH_REASON_STOP, stop_string="END"),
         "open": worker_pb2.ExecuteRequest(
             open=worker_pb2.ExecuteOpen(epoch=7, term=3, incarnation=plans.INCARNATION, stream_number=2)

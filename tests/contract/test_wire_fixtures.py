@@ -73,7 +73,7 @@ def fields_set(message, found):
     """Adds every (message, field) that is set somewhere in `message`."""
     for field, value in message.ListFields():
         found.add((message.DESCRIPTOR.name, field.name))
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
+        if field.type == FieldDescriptor.TYPE_MESSAGE and not field.message_type.GetOptions().map_entry:
             for child in value if field.is_repeated else [value]:
                 fields_set(child, found)
 

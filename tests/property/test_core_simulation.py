@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from protos.wire.result import PlanRejection
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
     CacheFlushRequested,
+    Grammar,
     ReaderPaused,
     ReaderResumed,
     RequestRefused,
@@ -26,12 +28,14 @@ from scheduler_svc.core.events import (
 from scheduler_svc.core.request import RequestStatus
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from tests.support.core_harness import NEVER, CoreHarness, make_spec, oracle, small_info
-from tests.support.plans import PLAIN_FEATURES, full_sub_pool, window_sub_pool
+from tests.support.plans import CORE_FEATURES, full_sub_pool, window_sub_pool
 
 OTHER_EVENTS = ("pauses", "hit_tokens", "evicted_pages")
 SEEDS = 40
 TURNS = 80
 FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows", "late_results")
+
+RULES = ("penalties", "masks")
 
 
 class Life:
@@ -68,7 +72,7 @@ class Life:
         page_size = self.random.choice([1, 2, 4, 8])
         num_pages = 1 + max(2, self.random.choice([8, 16, 24, 64, 128]) // page_size)
         pools = [full_sub_pool(num_pages=num_pages, page_size=page_size)]
-        features = PLAIN_FEATURES | {Feature.WINDOW_SUB_POOL}
+        features = CORE_FEATURES | {Feature.WINDOW_SUB_POOL}
         if self.random.random() < 0.3:
             pages = self.random.choice([max(3, num_pages // 2), num_pages, 200])
             pools.append(window_sub_pool(num_pages=pages, page_size=page_size, window_tokens=6))
@@ -100,6 +104,7 @@ class Life:
         sampling = Sampling()
         if self.random.random() < 0.5:
             sampling = Sampling(temperature=0.5, seed=self.random.getrandbits(64), top_k=self.random.choice([0, 5]))
+        sampling = replace(sampling, **self._rules())
         dies = self.random.random() < self.rates["deadline"]
         spec = make_spec(
             self.next_stream,
@@ -110,6 +115,7 @@ class Life:
             sampling=sampling,
             stop_token_ids=frozenset(self.random.sample(range(97), self.random.choice([0, 4, 8]))),
             min_tokens=self.random.choice([0, 2]),
+            grammar=Grammar("regex", "." * self.random.randint(1, 9)) if self.random.random() < 0.2 else None,
             deadline_s=self.harness.now + self.random.randint(1, 30) if dies else NEVER,
         )
         self.next_stream += 1
@@ -124,8 +130,25 @@ class Life:
         shared = [(step * position) % 97 for position in range(length - min(tail, length))]
         return shared + [self.random.randrange(97) for _ in range(length - len(shared))]
 
+    def _rules(self) -> dict[str, object]:
+        """Some of the things that change logits, or none."""
+        ids = self.random.sample(range(97), 12)
+        rules = {
+            "repetition_penalty": self.random.choice([0.5, 1.25]),
+            "frequency_penalty": self.random.choice([-1.0, 0.5]),
+            "presence_penalty": 1.5,
+            "sample_index": self.random.randrange(16),
+            "bias": ((ids[0], 3.0), (ids[1], -100.0)),
+            "allowed_ids": tuple(self.random.sample(range(97), 60)),
+            "banned_ids": tuple(ids[2:]),
+        }
+        rate = self.random.choice([0, 0, 0.3])
+        return {name: value for name, value in rules.items() if self.random.random() < rate}
+
     def turn(self) -> None:
         harness = self.harness
+        if harness.masks and self.random.random() < 0.7:
+            harness.answer_mask()
         harness.now += 1
         attached = list(harness.workers)
         for name in self.names:
@@ -214,6 +237,7 @@ def test_every_stream_gets_the_tokens_of_an_undisturbed_run():
     """And the run had what it claims to survive."""
     faults: Counter[str] = Counter()
     ends: Counter[FinishReason] = Counter()
+    used: Counter[str] = Counter()
     for seed in range(SEEDS):
         try:
             life = _live(seed)
@@ -225,7 +249,13 @@ def test_every_stream_gets_the_tokens_of_an_undisturbed_run():
         ends.update(counters.finished)
         faults.update({name: getattr(counters, name) for name in FAULTS})
         faults.update(life.other_events())
+        for _, plan in life.harness.plans:
+            used.update(name for name in RULES if getattr(plan, name) is not None)
+            used["bias"] += plan.sampling is not None and plan.sampling.bias_ids is not None
+            used["references beside penalties"] += plan.penalties is not None and plan.tokens.sources is not None
     assert all(faults[name] >= 10 for name in (*FAULTS, *OTHER_EVENTS)), faults
+    assert len(used) == 4, used
+    assert all(count >= 10 for count in used.values()), used
     assert all(ends[reason] >= 10 for reason in FinishReason if reason is not FinishReason.ERROR), ends
 
 

@@ -11,7 +11,10 @@ from protos.wire.result import ForwardResult, PlanRejection
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
     Event,
+    Grammar,
     Instruction,
+    MaskReady,
+    NeedMask,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
@@ -28,8 +31,8 @@ from scheduler_svc.core.events import (
 from scheduler_svc.core.scheduler import step
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState, check_invariants
-from tests.support.fake_worker import Draw, FakeWorker, expected_output
-from tests.support.plans import full_sub_pool, make_info, make_limits
+from tests.support.fake_worker import Draw, FakeWorker, RowRules, expected_output, mix
+from tests.support.plans import CORE_FEATURES, full_sub_pool, make_info, make_limits
 
 NEVER = 1e9
 
@@ -43,6 +46,7 @@ def small_info(
         "sub_pools": (full_sub_pool(num_pages=num_pages, page_size=page_size),),
         "limits": make_limits(**limits),
         "logits_width": logits_width,
+        "features": CORE_FEATURES,
     }
     return make_info(**(values | changes))
 
@@ -72,12 +76,42 @@ def make_spec(
 def oracle(info: WorkerInfo, spec: RequestSpec) -> list[int]:
     """What the request gets when nothing goes wrong, and whatever goes wrong."""
     sampling = spec.sampling
-    draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed)
+    draw = Draw(
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, sampling.sample_index
+    )
 
     def ends(token_id: int, count: int) -> bool:
         return token_id in spec.stop_token_ids and count > spec.min_tokens
 
-    return expected_output(info, spec.prompt_ids.tolist(), draw, max_tokens=spec.max_tokens, ends=ends)
+    def rules(output: list[int]) -> RowRules:
+        strengths = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        return RowRules(
+            strengths, tuple(spec.prompt_ids.tolist()), tuple(output), sampling.bias, _allowed(info, spec, output)
+        )
+
+    return expected_output(info, spec.prompt_ids.tolist(), draw, max_tokens=spec.max_tokens, ends=ends, rules=rules)
+
+
+def _allowed(info: WorkerInfo, spec: RequestSpec, output: list[int]) -> frozenset[int] | None:
+    """None: all."""
+    whole = frozenset(range(info.logits_width))
+    allowed = whole & frozenset(spec.sampling.allowed_ids or whole) - frozenset(spec.sampling.banned_ids)
+    if len(output) < spec.min_tokens:
+        allowed -= spec.stop_token_ids
+    if spec.grammar is not None:
+        allowed &= grammar_ids(spec.grammar, output)
+    return None if allowed == whole else allowed
+
+
+def grammar_ids(grammar: Grammar, output: Sequence[int]) -> frozenset[int]:
+    """A made-up grammar: about three of four ids, by the whole output."""
+    return frozenset(token_id for token_id in range(97) if mix(len(grammar.source), token_id, *output) % 4)
+
+
+def mask_answer(wanted: NeedMask) -> MaskReady:
+    flags = np.zeros(104, np.uint8)
+    flags[list(grammar_ids(wanted.grammar, wanted.output_ids.tolist()))] = 1
+    return MaskReady(wanted.stream, len(wanted.output_ids), np.packbits(flags, bitorder="little"))
 
 
 class CoreHarness:
@@ -94,6 +128,8 @@ class CoreHarness:
         self.logprobs: dict[StreamKey, list[object]] = {}
         self.ends: dict[StreamKey, RequestFinished | RequestRefused] = {}
         self.plans: list[tuple[str, ForwardPlan]] = []
+        self.masks: deque[NeedMask] = deque()
+        """Questions without an answer."""
         self.terms: dict[str, int] = {}
         self.fail_row: Callable[[ForwardPlan, int], RowFailure | None] = lambda plan, row: None
         self.reject: Callable[[ForwardPlan], PlanRejection | None] = lambda plan: None
@@ -128,6 +164,9 @@ class CoreHarness:
     def cancel(self, stream_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Instruction]:
         return self.step(RequestCancelled(StreamKey(0, stream_id), reason))
 
+    def answer_mask(self) -> list[Instruction]:
+        return self.step(mask_answer(self.masks.popleft()))
+
     def execute(self, name: str = "w0") -> ForwardResult:
         """Run the worker's next plan, without giving the result to the core."""
         return self.workers[name].execute(self.pending[name].popleft())
@@ -139,8 +178,10 @@ class CoreHarness:
         """Deliver until nothing is in flight."""
         for _ in range(most_steps):
             busy = [name for name in self.workers if self.pending[name]]
-            if not busy:
+            if not busy and not self.masks:
                 return
+            if self.masks:
+                self.answer_mask()
             for name in busy:
                 self.deliver(name)
         raise AssertionError("the core did not come to rest")
@@ -173,6 +214,10 @@ class CoreHarness:
             case RequestFinished() | RequestRefused():
                 assert instruction.stream not in self.ends, "two last words"
                 self.ends[instruction.stream] = instruction
+            case NeedMask():
+                assert instruction.stream not in self.ends, "a mask wanted after the last word"
+                assert instruction.output_ids.tolist() == self.output(instruction.stream.stream_id)
+                self.masks.append(instruction)
 
     def _record_plan(self, worker: str, plan: ForwardPlan) -> None:
         live = {request.handle for request in self.state.streams.values()}

@@ -21,6 +21,7 @@ from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, H
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.text.chat_template import ChatTemplate
+from scheduler_svc.text.grammar_checker import GrammarChecker
 from tests.support.fake_core import FakeCore
 from tests.support.tiny_tokenizer import EOS, text_tokenizer
 
@@ -64,6 +65,7 @@ async def running_edge(
     *,
     template: str | None = None,
     max_streams: int = 1024,
+    grammars: GrammarChecker | None = None,
     http_limits: dict[str, float] | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
@@ -74,7 +76,7 @@ async def running_edge(
     (eos_id,) = tokenizer.encode(EOS)
     card = tiny_card(eos_id, context_tokens=core.model.context_tokens)
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
-    encoder = PromptEncoder(tokenizer, template=chat)
+    encoder = PromptEncoder(tokenizer, template=chat, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
     link = CoreLink(bridge, card, has_chat_template=template is not None, max_streams=max_streams)

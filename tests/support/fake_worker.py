@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.wire.enums import RowFailure, RowStatus, SubPoolKind
-from protos.wire.plan import ForwardPlan, PageTable
+from protos.wire.plan import ForwardPlan, Mask, PageTable
 from protos.wire.result import ForwardOutcome, ForwardResult, PlanRejection, ResultColumns, ResultLogprobs
 from protos.wire.validate import validate_plan
 from protos.wire.worker_info import SubPool, WorkerInfo
@@ -37,25 +37,64 @@ class Draw:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    sample_index: int = 0
 
     def word(self) -> int:
         if self.temperature == 0:
             return 0
-        bits = [int(np.float32(value).view(np.uint32)) for value in (self.temperature, self.top_p, self.min_p)]
-        return mix(*bits, self.top_k, self.seed)
+        bits = [_float_bits(value) for value in (self.temperature, self.top_p, self.min_p)]
+        return mix(*bits, self.top_k, self.seed, self.sample_index)
 
 
 def tag_after(previous: int, token_id: int, position: int) -> int:
     return mix(previous, token_id, position)
 
 
-def pick_token(views: Sequence[Sequence[int]], draw: Draw, *, position: int, logits_width: int) -> int:
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """The penalties, bias and mask of one row, as far as they change the token."""
+
+    strengths: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    """With repetition, in any order."""
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: frozenset[int] | None = None
+
+    def word(self) -> int:
+        words = [mix(token_id, _float_bits(value)) for token_id, value in sorted(self.bias)]
+        if self.strengths != (1, 0, 0):
+            prompt = sorted(set(self.prompt_ids)) if self.strengths[0] != 1 else []
+            words += [mix(1, *map(_float_bits, self.strengths)), mix(2, *prompt), mix(3, *sorted(self.output_ids))]
+        return mix(*words)
+
+
+NO_RULES = RowRules()
+
+
+def pick_token(
+    views: Sequence[Sequence[int]], draw: Draw, *, position: int, logits_width: int, rules: RowRules = NO_RULES
+) -> int:
     """The token at `position`, from the tags each sub-pool shows."""
-    return mix(*[mix(*view) for view in views], draw.word(), position) % logits_width
+    word = mix(*[mix(*view) for view in views], draw.word(), rules.word(), position)
+    if rules.allowed is None:
+        return word % logits_width
+    allowed = sorted(rules.allowed)
+    return allowed[word % len(allowed)]
+
+
+def _float_bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
 
 
 def expected_output(
-    info: WorkerInfo, prompt_ids: Sequence[int], draw: Draw, *, max_tokens: int, ends: Callable[[int, int], bool]
+    info: WorkerInfo,
+    prompt_ids: Sequence[int],
+    draw: Draw,
+    *,
+    max_tokens: int,
+    ends: Callable[[int, int], bool],
+    rules: Callable[[list[int]], RowRules] = lambda output: NO_RULES,
 ) -> list[int]:
     """What a request must get; `ends(token_id, output tokens so far, this one included)` ends it early."""
     tokens = [int(token) for token in prompt_ids]
@@ -65,7 +104,7 @@ def expected_output(
         for position in range(len(tags), len(tokens)):
             tags.append(tag_after(tags[-1] if tags else 0, tokens[position], position))
         views = [tags[_first_visible(pool, len(tags)) :] for pool in info.sub_pools]
-        token = pick_token(views, draw, position=len(tags), logits_width=info.logits_width)
+        token = pick_token(views, draw, position=len(tags), logits_width=info.logits_width, rules=rules(output))
         tokens.append(token)
         output.append(token)
         if ends(token, len(output)):
@@ -153,7 +192,10 @@ class FakeWorker:
             return failure
         if not plan.rows.samples[row]:
             return None
-        return pick_token(views, _draw(plan, row), position=seq_len, logits_width=self._info.logits_width)
+        referenced = [ids[offset] for offset, token in enumerate(tokens) if not isinstance(token, int)]
+        rules = row_rules(plan, row, logits_width=self._info.logits_width, referenced=referenced)
+        width = self._info.logits_width
+        return pick_token(views, _draw(plan, row), position=seq_len, logits_width=width, rules=rules)
 
     def _resolve(self, plan: ForwardPlan, row: int, token: int | tuple[int, int], offset: int) -> int | None:
         if isinstance(token, int):
@@ -207,7 +249,39 @@ def _draw(plan: ForwardPlan, row: int) -> Draw:
         top_p=1.0 if columns.top_ps is None else float(columns.top_ps[row]),
         min_p=0.0 if columns.min_ps is None else float(columns.min_ps[row]),
         seed=0 if columns.seeds is None else int(columns.seeds[row]),
+        sample_index=0 if plan.rows.sample_indices is None else int(plan.rows.sample_indices[row]),
     )
+
+
+def row_rules(plan: ForwardPlan, row: int, *, logits_width: int, referenced: Sequence[int] = ()) -> RowRules:
+    """What the plan's columns say of one row; referenced tokens count as output."""
+
+    def csr(indptr: np.ndarray, *columns: np.ndarray) -> list[list[float]]:
+        return [column[indptr[row] : indptr[row + 1]].tolist() for column in columns]
+
+    values: dict[str, object] = {}
+    penalties, sampling, masks = plan.penalties, plan.sampling, plan.masks
+    if penalties is not None:
+        ids, counts = csr(penalties.output_indptr, penalties.output_ids, penalties.output_counts)
+        repeated = [token_id for token_id, count in zip(ids, counts, strict=True) for _ in range(count)]
+        columns = (penalties.repetition, penalties.frequency, penalties.presence)
+        values["strengths"] = tuple(float(column[row]) for column in columns)
+        values["prompt_ids"] = tuple(csr(penalties.prompt_indptr, penalties.prompt_ids)[0])
+        values["output_ids"] = (*repeated, *referenced)
+    if sampling is not None and sampling.bias_indptr is not None:
+        values["bias"] = tuple(zip(*csr(sampling.bias_indptr, sampling.bias_ids, sampling.bias_values), strict=True))
+    if masks is not None and masks.row_masks[row]:
+        values["allowed"] = _allowed(masks.masks[int(masks.row_masks[row]) - 1], logits_width)
+    return RowRules(**values)
+
+
+def _allowed(mask: Mask, logits_width: int) -> frozenset[int]:
+    if mask.allowed_bits is not None:
+        flags = np.unpackbits(mask.allowed_bits, count=logits_width, bitorder="little")
+        return frozenset(np.flatnonzero(flags).tolist())
+    if mask.allowed_ids is not None:
+        return frozenset(mask.allowed_ids.tolist())
+    return frozenset(range(logits_width)) - frozenset(mask.denied_ids.tolist())
 
 
 def _sampled(plan: ForwardPlan, row: int, token_id: int) -> _Sampled:

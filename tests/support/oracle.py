@@ -1,7 +1,7 @@
 """Slow, obvious references: one number at a time, full sorts, Python integers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -63,6 +63,34 @@ def sampled_id(
         return np.float32(scaled[i] + gumbel(word)), -i
 
     return max(survivors, key=score)
+
+
+def ruled_logits(
+    logits: Sequence[float] | np.ndarray,
+    *,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    repetition: float = 1.0,
+    frequency: float = 0.0,
+    presence: float = 0.0,
+    bias: Mapping[int, float] | None = None,
+    allowed: Collection[int] | None = None,
+    banned: Collection[int] = (),
+) -> np.ndarray:
+    """A row after penalties, bias and masks: one id at a time, one float32 operation at a time."""
+    row = [np.float32(value) for value in logits]
+    for i in sorted({*prompt, *output}):
+        if repetition != 1:
+            row[i] = row[i] / np.float32(repetition) if row[i] > 0 else row[i] * np.float32(repetition)
+    for i in sorted(set(output)):
+        row[i] = row[i] - np.float32(frequency) * np.float32(list(output).count(i))
+        row[i] = row[i] - np.float32(presence)
+    for i, value in (bias or {}).items():
+        row[i] = row[i] + np.float32(value)
+    return np.array(
+        [-np.inf if i in banned or (allowed is not None and i not in allowed) else row[i] for i in range(len(row))],
+        np.float32,
+    )
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:

@@ -31,6 +31,8 @@ from protos.wire.worker_info import Buckets, Fingerprints, SubPool, WorkerInfo, 
 INCARNATION = bytes(range(16))
 ALL_MODES = frozenset({ForwardMode.EXTEND, ForwardMode.DECODE, ForwardMode.MIXED, ForwardMode.IDLE})
 PLAIN_FEATURES = frozenset({Feature.TOKEN_REFERENCES, Feature.OUTPUT_LOGPROBS})
+CORE_FEATURES = PLAIN_FEATURES | {Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+"""What the scheduling core can use."""
 MANY_FEATURES = frozenset(Feature) - {
     Feature.SPECULATION,
     Feature.ADAPTERS,

@@ -4,7 +4,8 @@ Made by `builder` only, read by runners, attention, layers and the sampler, live
 graphs or pools. Guards: host copy equals device tensor; what is absent is `None`, never an empty tensor with a meaning.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from protos.wire.enums import ForwardMode, GraphRefusal
 from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_mode import traits_of
+from worker_svc.batch.logit_rules import LogitRules
 
 Array = np.ndarray
 
@@ -105,6 +107,8 @@ class SamplingGroup:
     """[K] uint64: key of the noise."""
     sample_indices: Array
     """[K] uint32: which of the n samples of its prompt."""
+    rules: Mapping[int, LogitRules] = field(default_factory=dict)
+    """By place in [K]: what changes the row's logits first. Rows without rules are absent."""
 
     def check(self, *, num_reqs: int, num_logits: int) -> None:
         """Assert one element per sampled row and ascending rows."""
@@ -112,6 +116,7 @@ class SamplingGroup:
         assert all(column.shape == (num_logits,) for column in (self.rows, self.sample_indices, *columns))
         assert bool((np.diff(self.rows) > 0).all())
         assert num_logits == 0 or int(self.rows[-1]) < num_reqs
+        assert all(0 <= place < num_logits for place in self.rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ import numpy as np
 
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
 from worker_svc.batch.forward_batch import LogprobGroup, SamplingGroup
+from worker_svc.batch.logit_rules import logit_rules
 
 Array = np.ndarray
 
@@ -31,6 +32,7 @@ def sampling_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> Samp
         min_ps=_column(columns.min_ps, rows, neutral=np.float32(0)),
         seeds=_column(columns.seeds, rows, neutral=np.uint64(0)),
         sample_indices=_column(plan.rows.sample_indices, rows, neutral=np.uint32(0)),
+        rules=logit_rules(plan, rows),
     )
 
 

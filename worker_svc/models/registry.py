@@ -69,11 +69,7 @@ def load_model(folder: ModelFolder, *, numerics: Numerics, dtype: torch.dtype, d
         UnsupportedFeature: no family here computes this architecture.
     """
     header = read_gguf_header(folder.weights)
-    config = _config(header)
-    if config.context_tokens != folder.card.context_tokens or config.vocab_size != folder.card.vocab_size:
-        raise InvalidModelFile(
-            "model.json does not describe the weights beside it: fetch the model anew", field="model"
-        )
+    config = checked_config(header, folder)
     check_fingerprint(folder.weights, folder.card.weights_fingerprint)
     family = FAMILIES[config.architecture]
     loaded = load_parameters(folder.weights, header, family.parameter_table(config), dtype=dtype, device=device)
@@ -81,6 +77,21 @@ def load_model(folder: ModelFolder, *, numerics: Numerics, dtype: torch.dtype, d
         logger.warning("tensors without a use", extra={"count": len(loaded.extra), "first": loaded.extra[0]})
     model = family.build(config, loaded.tensors, numerics)
     return LoadedModel(model=model, config=config, extra_tensors=loaded.extra)
+
+
+def checked_config(header: GgufHeader, folder: ModelFolder) -> ModelConfig:
+    """The config of the weights, which the folder's card must agree with.
+
+    Raises:
+        InvalidModelFile: the header is damaged, or describes another model than the card.
+        UnsupportedFeature: no family here computes this architecture.
+    """
+    config = _config(header)
+    if config.context_tokens != folder.card.context_tokens or config.vocab_size != folder.card.vocab_size:
+        raise InvalidModelFile(
+            "model.json does not describe the weights beside it: fetch the model anew", field="model"
+        )
+    return config
 
 
 def _config(header: GgufHeader) -> ModelConfig:

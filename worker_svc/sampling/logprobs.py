@@ -31,12 +31,13 @@ class SampledLogprobs:
 
 
 def sampled_logprobs(logits: Tensor, sampled: SampledRows, group: LogprobGroup) -> SampledLogprobs:
-    """What `group` asks for, of `logits` [K, logits_width] float32. Rows that are not finite give nothing."""
+    """What `group` asks for, of `logits` [K, logits_width] float32. Rows without a token give nothing."""
     tokens = np.zeros(len(group.wanted), np.float32)
-    top_counts = np.where(sampled.finite, np.minimum(group.top_counts, logits.shape[-1]), 0)
+    is_drawn = sampled.finite & sampled.has_candidate
+    top_counts = np.where(is_drawn, np.minimum(group.top_counts, logits.shape[-1]), 0)
     top_ids: list[Array] = [np.empty(0, np.int64)]
     top_values: list[Array] = [np.empty(0, np.float32)]
-    rows = np.flatnonzero(sampled.finite & (group.wanted | (group.top_counts > 0)))
+    rows = np.flatnonzero(is_drawn & (group.wanted | (group.top_counts > 0)))
     for k, row in zip(rows, host_rows(logits, rows), strict=True):
         normalizer = log_normalizer(row)
         if group.wanted[k]:

@@ -1,7 +1,7 @@
 """What the rows of one plan gave: sampled forward by forward, packed as the result's columns.
 
 Made per plan by the worker and dropped with it. Guards: handle, attempt and position are echoed for every row; a row
-whose hidden state or logits are not finite is FAILED and carries no token, its mates do not notice.
+whose numbers are not finite, or whose rules leave nothing to sample, is FAILED alone and carries no token.
 """
 
 import numpy as np
@@ -26,6 +26,7 @@ class RowResults:
         self._statuses = np.full(num_rows, RowStatus.NONE, np.uint8)
         self._token_ids = np.zeros(num_rows, np.int32)
         self._finite = np.ones(num_rows, bool)
+        self._has_candidate = np.ones(num_rows, bool)
         self._logprobs = np.zeros(num_rows, np.float32)
         self._top: dict[int, tuple[Array, Array]] = {}
 
@@ -38,6 +39,7 @@ class RowResults:
         self._statuses[rows] = RowStatus.TOKEN
         self._token_ids[rows] = sampled.token_ids
         self._finite[rows] &= sampled.finite
+        self._has_candidate[rows] = sampled.has_candidate
         if wanted is not None:
             self._add_logprobs(sampled_logprobs(logits, sampled, wanted), rows)
 
@@ -48,14 +50,15 @@ class RowResults:
     def columns(self) -> ResultColumns:
         """Statuses, tokens and failures of all rows."""
         rows = self._plan.rows
-        failed = ~self._finite
+        failed = self._failed
+        reasons = np.where(self._finite, RowFailure.NO_CANDIDATE, RowFailure.NAN)
         return ResultColumns(
             handles=rows.handles.copy(),
             attempts=rows.attempts.copy(),
             positions=(rows.seq_lens - 1).astype(np.int32),
             statuses=np.where(failed, np.uint8(RowStatus.FAILED), self._statuses),
             token_ids=np.where(failed, np.int32(0), self._token_ids),
-            failures=np.where(failed, RowFailure.NAN, 0).astype(np.uint8) if failed.any() else None,
+            failures=np.where(failed, reasons, 0).astype(np.uint8) if failed.any() else None,
             finite=self._finite.astype(np.uint8),
         )
 
@@ -64,17 +67,22 @@ class RowResults:
         wanted = self._plan.logprobs
         if wanted is None:
             return None
-        tops = {row: self._top[row] for row in sorted(self._top) if self._finite[row]}
+        failed = self._failed
+        tops = {row: self._top[row] for row in sorted(self._top) if not failed[row]}
         counts = np.zeros(len(self._finite) + 1, np.uint32)
         for row, (ids, _) in tops.items():
             counts[row + 1] = len(ids)
         has_top = wanted.output_top_counts is not None
         return ResultLogprobs(
-            output=np.where(self._finite, self._logprobs, np.float32(0)) if wanted.output_wanted is not None else None,
+            output=np.where(failed, np.float32(0), self._logprobs) if wanted.output_wanted is not None else None,
             output_top_indptr=np.cumsum(counts, dtype=np.uint32) if has_top else None,
             output_top_ids=_joined([ids for ids, _ in tops.values()], np.int32) if has_top else None,
             output_top_values=_joined([values for _, values in tops.values()], np.float32) if has_top else None,
         )
+
+    @property
+    def _failed(self) -> Array:
+        return ~(self._finite & self._has_candidate)
 
     def _add_logprobs(self, logprobs: SampledLogprobs, rows: Array) -> None:
         self._logprobs[rows] = logprobs.tokens

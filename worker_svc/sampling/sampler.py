@@ -1,6 +1,6 @@
-"""Logits to token ids: greedy, or the arg-max of value plus noise over the ids that survive a row's filters.
+"""Logits to token ids: a row's rules first, then greedy, or the arg-max of value plus noise over the ids that survive.
 
-Knows nothing of plans, pages or models. Guards: a row's token is a function of its own logits, parameters, seed,
+Knows nothing of plans, pages or models. Guards: a row's token is a function of its own logits, rules, parameters, seed,
 position and sample index only, bit for bit; ties go to the lowest id.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from worker_svc.batch.forward_batch import SamplingGroup
 from worker_svc.sampling.candidates import scaled_row, surviving_ids
 from worker_svc.sampling.philox import GUMBEL_MAX, gumbels, noise_words
+from worker_svc.sampling.ruled_row import ruled_row
 
 Array = np.ndarray
 
@@ -28,21 +29,36 @@ class SampledRows:
     """What the K sampled rows gave, on the host."""
 
     token_ids: Array
-    """[K] int32: 0 where the row is not finite."""
+    """[K] int32: 0 where nothing was drawn."""
     finite: Array
     """[K] bool: the row's logits hold no NaN and their maximum is finite."""
+    has_candidate: Array
+    """[K] bool: the row's rules left an id with a finite logit. Not above `finite`."""
 
 
 def sample(logits: Tensor, group: SamplingGroup) -> SampledRows:
     """The tokens of `logits` [K, logits_width] float32; the logits are untouched."""
     best_ids, best_values = best_of_rows(logits)
     finite = np.isfinite(best_values)
+    has_candidate = finite.copy()
     token_ids = np.where(finite, best_ids, 0)
-    random_rows = np.flatnonzero(finite & (group.temperatures > 0))
-    for begin in range(0, len(random_rows), _ROWS_PER_BLOCK):
-        block = random_rows[begin : begin + _ROWS_PER_BLOCK]
-        token_ids[block] = _draw(host_rows(logits, block), block, group=group, best_ids=best_ids[block])
-    return SampledRows(token_ids=token_ids.astype(np.int32), finite=finite)
+    has_rules = np.zeros(len(finite), bool)
+    has_rules[list(group.rules)] = True
+    worked_rows = np.flatnonzero(finite & ((group.temperatures > 0) | has_rules))
+    for begin in range(0, len(worked_rows), _ROWS_PER_BLOCK):
+        block = worked_rows[begin : begin + _ROWS_PER_BLOCK]
+        rows = host_rows(logits, block)
+        for place, k in enumerate(block.tolist()):
+            if has_rules[k]:
+                rows[place] = ruled_row(rows[place], group.rules[k])
+                token_ids[k] = rows[place].argmax()
+                has_candidate[k] = np.isfinite(rows[place][token_ids[k]])
+        drawn = np.flatnonzero(has_candidate[block] & (group.temperatures[block] > 0))
+        if len(drawn):
+            k = block[drawn]
+            token_ids[k] = _draw([rows[place] for place in drawn], k, group=group, best_ids=token_ids[k])
+    token_ids[~has_candidate] = 0
+    return SampledRows(token_ids=token_ids.astype(np.int32), finite=finite, has_candidate=has_candidate)
 
 
 def best_of_rows(logits: Tensor) -> tuple[Array, Array]:

@@ -36,6 +36,11 @@ class ResolvedSampling(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    BIAS_IDS_FIELD_NUMBER: _builtins.int
+    BIAS_VALUES_FIELD_NUMBER: _builtins.int
+    ALLOWED_IDS_FIELD_NUMBER: _builtins.int
+    BANNED_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     top_p: _builtins.float
@@ -44,6 +49,14 @@ class ResolvedSampling(_message.Message):
     repetition_penalty: _builtins.float
     frequency_penalty: _builtins.float
     presence_penalty: _builtins.float
+    sample_index: _builtins.int
+    bias_ids: _builtins.bytes
+    """u32, f32 little-endian, of equal length: what is added to the logits of which ids."""
+    bias_values: _builtins.bytes
+    allowed_ids: _builtins.bytes
+    """u32 little-endian. Empty: all are allowed."""
+    banned_ids: _builtins.bytes
+    """u32 little-endian"""
     def __init__(
         self,
         *,
@@ -55,14 +68,43 @@ class ResolvedSampling(_message.Message):
         repetition_penalty: _builtins.float = ...,
         frequency_penalty: _builtins.float = ...,
         presence_penalty: _builtins.float = ...,
+        sample_index: _builtins.int = ...,
+        bias_ids: _builtins.bytes = ...,
+        bias_values: _builtins.bytes = ...,
+        allowed_ids: _builtins.bytes = ...,
+        banned_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_ids", b"allowed_ids", "banned_ids", b"banned_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sample_index", b"sample_index", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResolvedSampling: _TypeAlias = ResolvedSampling  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What the output has to match: a kind of `scheduler_svc/text/grammar_source.py` and its text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    source: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class SubmitStream(_message.Message):
@@ -78,6 +120,7 @@ class SubmitStream(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     OUTPUT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     ISOLATION_DOMAIN_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
@@ -97,6 +140,8 @@ class SubmitStream(_message.Message):
     priority: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___ResolvedSampling: ...
+    @_builtins.property
+    def grammar(self) -> Global___Grammar: ...
     def __init__(
         self,
         *,
@@ -110,12 +155,13 @@ class SubmitStream(_message.Message):
         deadline_ms: _builtins.int = ...,
         output_logprobs: _builtins.bool = ...,
         top_logprobs: _builtins.int = ...,
+        grammar: Global___Grammar | None = ...,
         isolation_domain: _builtins.bytes = ...,
         priority: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,6 +99,10 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    EBNF_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As it is; no template is applied."""
     model: _builtins.str
@@ -115,6 +119,11 @@ class GenerateRequest(_message.Message):
     """Higher goes first where the server schedules by priority (-10 .. 10). Absent: 0."""
     echo: _builtins.bool
     """Give the prompt's text back: as it came, or the text of its ids with special tokens (chat, token ids)."""
+    json_schema: _builtins.str
+    """A JSON schema, as text."""
+    regex: _builtins.str
+    ebnf: _builtins.str
+    """A context-free grammar in Lark syntax, whose first rule is `start`."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """Through the model's own template. FAILED_PRECONDITION for a model without one."""
@@ -125,6 +134,10 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _sampling_pb2.SamplingParameters: ...
     @_builtins.property
     def stop(self) -> _sampling_pb2.StopParameters: ...
+    @_builtins.property
+    def choice(self) -> Global___ChoiceList:
+        """One of these texts."""
+
     def __init__(
         self,
         *,
@@ -140,10 +153,14 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
         echo: _builtins.bool | None = ...,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        ebnf: _builtins.str = ...,
+        choice: Global___ChoiceList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "client_tag", b"client_tag", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -157,6 +174,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf", "choice"]  # noqa: Y015
+    _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -172,9 +191,33 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ChoiceList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 .. 1024, each not empty."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceList: _TypeAlias = ChoiceList  # noqa: Y015
 
 @_typing.final
 class GenerateChunk(_message.Message):
@@ -193,9 +236,10 @@ class GenerateChunk(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Set in the first chunk; also in initial metadata as `request-id`."""
+    """Set in the first chunk of each sample; also in initial metadata as `request-id`."""
     client_tag: _builtins.str
     sample_index: _builtins.int
+    """Which of the n samples: positions, offsets, finish and seed are that sample's."""
     first_pos: _builtins.int
     """Position, within the output, of the first id of this chunk. Chunks are gapless: what a caller holds is
     decode(ids). An id is held back until its text is whole UTF-8 and cannot become part of a stop string.
@@ -216,7 +260,7 @@ class GenerateChunk(_message.Message):
 
     @_builtins.property
     def finish(self) -> _sampling_pb2.Finish:
-        """Last chunk only."""
+        """Last chunk of the sample only. Prompt and cached tokens are counted in sample 0 alone, so usages add up."""
 
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage: ...
@@ -285,11 +329,13 @@ class Generation(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_TEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_tag: _builtins.str
     text: _builtins.str
     seed: _builtins.int
+    sample_index: _builtins.int
     prompt_text: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -310,11 +356,12 @@ class Generation(_message.Message):
         finish: _sampling_pb2.Finish | None = ...,
         usage: _sampling_pb2.Usage | None = ...,
         seed: _builtins.int = ...,
+        sample_index: _builtins.int = ...,
         prompt_text: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "finish", b"finish", "prompt_text", b"prompt_text", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
     _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
@@ -329,7 +376,7 @@ class GenerateOnceReply(_message.Message):
     GENERATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def generations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Generation]:
-        """In the order of the requests."""
+        """In the order of the requests; the n samples of one follow each other."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+        """One prompt, streamed; the chunks of its samples come interleaved. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
         cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

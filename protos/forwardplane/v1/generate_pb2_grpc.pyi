@@ -34,7 +34,7 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateChunk]
-    """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+    """One prompt, streamed; the chunks of its samples come interleaved. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
     cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
     """
     GenerateOnce: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GenerateOnceRequest, _generate_pb2.GenerateOnceReply]
@@ -58,7 +58,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateChunk]  # type: ignore[assignment]
-    """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+    """One prompt, streamed; the chunks of its samples come interleaved. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
     cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
     """
     GenerateOnce: _aio.UnaryUnaryMultiCallable[_generate_pb2.GenerateOnceRequest, _generate_pb2.GenerateOnceReply]  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateChunk], _abc.AsyncIterator[_generate_pb2.GenerateChunk]]:
-        """One prompt, streamed. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
+        """One prompt, streamed; the chunks of its samples come interleaved. Headers leave with the first chunk. A call without deadline gets 600 s. Leaving the call
         cancels the request. An aborted or late request still gets its last chunk, then CANCELLED or DEADLINE_EXCEEDED.
         """
 

@@ -217,6 +217,8 @@ class _RowFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFailure
     ROW_FAILURE_DEPENDENCY: _RowFailure.ValueType  # 2
     ROW_FAILURE_CANARY: _RowFailure.ValueType  # 3
     ROW_FAILURE_LIMIT: _RowFailure.ValueType  # 4
+    ROW_FAILURE_NO_CANDIDATE: _RowFailure.ValueType  # 5
+    """Penalties, bias and mask leave no id with a finite logit."""
 
 class RowFailure(_RowFailure, metaclass=_RowFailureEnumTypeWrapper): ...
 
@@ -225,6 +227,8 @@ ROW_FAILURE_NAN: RowFailure.ValueType  # 1
 ROW_FAILURE_DEPENDENCY: RowFailure.ValueType  # 2
 ROW_FAILURE_CANARY: RowFailure.ValueType  # 3
 ROW_FAILURE_LIMIT: RowFailure.ValueType  # 4
+ROW_FAILURE_NO_CANDIDATE: RowFailure.ValueType  # 5
+"""Penalties, bias and mask leave no id with a finite logit."""
 Global___RowFailure: _TypeAlias = RowFailure  # noqa: Y015
 
 @_typing.final
@@ -646,7 +650,9 @@ Global___SamplingColumns: _TypeAlias = SamplingColumns  # noqa: Y015
 
 @_typing.final
 class PenaltyColumns(_message.Message):
-    """Penalties and the counts they need, of the tokens the scheduler knows."""
+    """Penalties and the counts they need, of the tokens the scheduler knows. A sampled row's logits are changed in this order,
+    in float32: repetition, frequency, presence, bias, mask.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

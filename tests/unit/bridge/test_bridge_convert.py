@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from protos.forwardplane.v1 import sampling_pb2
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, ResolvedSampling, StreamError, StreamUpdate, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import (
+    CancelStream,
+    Grammar,
+    ResolvedSampling,
+    StreamError,
+    StreamUpdate,
+    SubmitStream,
+)
 from protos.forwardplane.v1.generate_pb2 import WorkerLoad
 from protos.wire.enums import FinishReason, WorkerState
 from protos.wire.errors import InternalFault, QueueFull, error_classes
@@ -17,6 +24,7 @@ from scheduler_svc.bridge.convert import (
     submitted,
 )
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
+from scheduler_svc.core import events
 from scheduler_svc.core.events import RequestFinished, Sampling, StreamKey, TokenLogprob, TokensReleased, Usage
 
 STREAM = StreamKey(3, 9)
@@ -34,6 +42,7 @@ def submit_message(**changes) -> SubmitStream:
         "deadline_ms": 1500,
         "output_logprobs": True,
         "top_logprobs": 3,
+        "grammar": Grammar(kind="regex", source="a+"),
     }
     return SubmitStream(**(values | changes))
 
@@ -49,9 +58,49 @@ def test_every_field_of_a_submit_reaches_the_spec():
     assert (spec.max_tokens, spec.min_tokens, spec.deadline_s) == (7, 2, 101.5)
     assert spec.stop_token_ids == {1, 2}
     assert (spec.output_logprobs, spec.top_logprobs) == (True, 3)
+    assert spec.grammar == events.Grammar("regex", "a+")
 
 
-@pytest.mark.parametrize("changes", [{"prompt_ids": b""}, {"prompt_ids": b"abc"}, {"stop_token_ids": b"abcde"}])
+def test_every_rule_of_a_submit_reaches_the_spec():
+    rules = ResolvedSampling(
+        repetition_penalty=1.5,
+        frequency_penalty=-0.5,
+        presence_penalty=0.25,
+        sample_index=7,
+        bias_ids=np.array([3, 9], "<u4").tobytes(),
+        bias_values=np.array([1.5, -100], "<f4").tobytes(),
+        allowed_ids=np.array([3, 4], "<u4").tobytes(),
+        banned_ids=np.array([4], "<u4").tobytes(),
+    )
+    message = submit_message(sampling=rules)
+    message.ClearField("grammar")
+    spec = submitted(message, edge=3, now=0.0).spec
+    assert spec.sampling == Sampling(
+        top_p=0.0,
+        repetition_penalty=1.5,
+        frequency_penalty=-0.5,
+        presence_penalty=0.25,
+        sample_index=7,
+        bias=((3, 1.5), (9, -100.0)),
+        allowed_ids=(3, 4),
+        banned_ids=(4,),
+    )
+    assert spec.grammar is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_ids": b""},
+        {"prompt_ids": b"abc"},
+        {"stop_token_ids": b"abcde"},
+        {"sampling": ResolvedSampling(allowed_ids=b"abc")},
+        {"sampling": ResolvedSampling(banned_ids=b"abc")},
+        {"sampling": ResolvedSampling(bias_ids=b"abcd")},
+        {"sampling": ResolvedSampling(bias_ids=b"abcd", bias_values=b"abc")},
+        {"grammar": Grammar(kind="poem", source="a")},
+    ],
+)
 def test_what_an_edge_must_not_send_is_a_fault(changes):
     with pytest.raises(InternalFault):
         submitted(submit_message(**changes), edge=3, now=0.0)

@@ -14,6 +14,10 @@ SAID = {
     "frequency_penalty": 0.5,
     "presence_penalty": -0.5,
     "seed": 7,
+    "n": 3,
+    "logit_bias": {5: -1.5},
+    "allowed_token_ids": (5, 6),
+    "banned_token_ids": (7,),
     "max_tokens": 9,
     "min_tokens": 2,
     "stop_strings": ("a",),
@@ -25,6 +29,7 @@ SAID = {
     "model": "m",
     "client_tag": "t",
 }
+GRAMMARS = {"json_schema": "{}", "regex": "a+", "ebnf": "start: x", "choice": ("yes", "no")}
 
 
 def set_fields(message, path=""):
@@ -36,13 +41,21 @@ def set_fields(message, path=""):
 
 
 def test_each_option_reaches_its_field():
-    assert set(SAID) == {field.name for field in fields(GenerateOptions)}
+    assert set(SAID) | set(GRAMMARS) == {field.name for field in fields(GenerateOptions)}
     sent = dict(set_fields(generate_request("x", GenerateOptions(**SAID))))
     assert sent.pop("text") == "x"
     assert {
         path.rpartition(".")[2]: tuple(value) if isinstance(SAID[path.rpartition(".")[2]], tuple) else value
         for path, value in sent.items()
     } == SAID
+
+
+def test_each_grammar_reaches_its_field():
+    for name, said in GRAMMARS.items():
+        request = generate_request("x", GenerateOptions(**{name: said}))
+        assert request.WhichOneof("grammar") == name
+        sent = getattr(request, name)
+        assert (tuple(sent.texts) if name == "choice" else sent) == said
 
 
 def test_an_option_that_is_not_said_stays_absent():

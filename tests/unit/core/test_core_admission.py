@@ -1,9 +1,10 @@
 import pytest
 
 from protos.wire.enums import Feature
-from scheduler_svc.core.events import RequestRefused, Sampling
+from scheduler_svc.core.events import Grammar, RequestRefused, Sampling
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
+from tests.support.plans import CORE_FEATURES
 
 
 def refusal(harness: CoreHarness, stream_id: int = 1):
@@ -120,9 +121,17 @@ def test_the_queue_is_bounded_by_tokens_but_takes_one_request_of_any_length():
         ({"prompt": [5, 97]}, "INVALID_REQUEST", "prompt_ids"),
         ({"prompt": [-1]}, "INVALID_REQUEST", "prompt_ids"),
         ({"max_tokens": 0}, "INVALID_REQUEST", "max_tokens"),
-        ({"sampling": Sampling(repetition_penalty=1.1)}, "UNSUPPORTED", "repetition_penalty"),
-        ({"sampling": Sampling(frequency_penalty=0.1)}, "UNSUPPORTED", "frequency_penalty"),
-        ({"sampling": Sampling(presence_penalty=-0.1)}, "UNSUPPORTED", "presence_penalty"),
+        ({"sampling": Sampling(bias=((96, 1.0), (97, 1.0)))}, "INVALID_REQUEST", "sampling.logit_bias"),
+        ({"sampling": Sampling(allowed_ids=(97,))}, "INVALID_REQUEST", "sampling.allowed_token_ids"),
+        ({"sampling": Sampling(banned_ids=(-1,))}, "INVALID_REQUEST", "sampling.banned_token_ids"),
+        ({"min_tokens": 1, "stop_token_ids": frozenset({97})}, "INVALID_REQUEST", "stop.stop_token_ids"),
+        ({"sampling": Sampling(allowed_ids=(1, 2), banned_ids=(2, 1))}, "INVALID_REQUEST", "sampling.banned_token_ids"),
+        ({"sampling": Sampling(banned_ids=tuple(range(97)))}, "INVALID_REQUEST", "sampling.banned_token_ids"),
+        (
+            {"sampling": Sampling(allowed_ids=(1,)), "min_tokens": 1, "stop_token_ids": frozenset({1})},
+            "INVALID_REQUEST",
+            "stop.min_tokens",
+        ),
         ({"output_logprobs": True, "top_logprobs": 21}, "INVALID_REQUEST", "top_logprobs"),
     ],
 )
@@ -133,6 +142,29 @@ def test_what_no_worker_could_do_is_refused_by_name(changes, reason, field):
 
     assert (refusal(harness).reason, refusal(harness).field) == (reason, field)
     harness.assert_balanced()
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"sampling": Sampling(repetition_penalty=1.1)}, Feature.PENALTIES),
+        ({"sampling": Sampling(frequency_penalty=0.1)}, Feature.PENALTIES),
+        ({"sampling": Sampling(presence_penalty=-0.1)}, Feature.PENALTIES),
+        ({"sampling": Sampling(bias=((1, 1.0),))}, Feature.LOGIT_BIAS),
+        ({"sampling": Sampling(allowed_ids=(1,))}, Feature.MASKS),
+        ({"sampling": Sampling(banned_ids=(1,))}, Feature.MASKS),
+        ({"min_tokens": 1, "stop_token_ids": frozenset({1})}, Feature.MASKS),
+        ({"grammar": Grammar("regex", "a")}, Feature.MASKS),
+    ],
+)
+def test_a_feature_that_the_worker_lacks_is_refused_by_name(changes, lacks):
+    harness = attached(features=CORE_FEATURES - {lacks})
+
+    harness.submit(make_spec(1, **changes), make_spec(2, min_tokens=1))
+
+    assert refusal(harness).reason == "UNSUPPORTED"
+    assert lacks.name in refusal(harness).message
+    assert harness.end(2) is None
 
 
 def test_log_probabilities_need_a_worker_that_returns_them():

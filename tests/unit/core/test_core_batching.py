@@ -6,7 +6,7 @@ from scheduler_svc.core.batching import chunk_end
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.worker_state import check_worker
 from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
-from tests.support.plans import PLAIN_FEATURES, full_sub_pool
+from tests.support.plans import CORE_FEATURES, full_sub_pool
 
 
 def make_harness(*, budget_tokens: int = 8, **changes: object) -> CoreHarness:
@@ -115,7 +115,7 @@ def test_the_next_plan_refers_to_tokens_that_are_not_known_yet():
 
 
 def test_without_references_rows_wait_for_their_token_while_others_go_on():
-    harness = make_harness(window=2, features=PLAIN_FEATURES - {Feature.TOKEN_REFERENCES})
+    harness = make_harness(window=2, features=CORE_FEATURES - {Feature.TOKEN_REFERENCES})
 
     harness.submit(make_spec(1, prompt=5, max_tokens=3), make_spec(2, prompt=19, max_tokens=2))
     harness.run()

@@ -6,7 +6,7 @@ from protos.wire.plan import GraphChoice
 from protos.wire.worker_info import Buckets
 from scheduler_svc.core.events import Sampling
 from tests.support.core_harness import CoreHarness, make_spec, small_info
-from tests.support.plans import PLAIN_FEATURES, make_full_info
+from tests.support.plans import CORE_FEATURES, make_full_info
 
 
 def make_harness(**changes: object) -> CoreHarness:
@@ -109,7 +109,7 @@ def test_forwards_name_the_bucket_or_why_there_is_none():
         Buckets(phase=GraphPhase.DECODE, sizes=(1, 2), live=(2,)),
         Buckets(phase=GraphPhase.PREFILL, sizes=(8, 16), live=(8,), slots=2),
     )
-    harness = make_harness(buckets=buckets, features=PLAIN_FEATURES | {Feature.GRAPHS})
+    harness = make_harness(buckets=buckets, features=CORE_FEATURES | {Feature.GRAPHS})
     harness.submit(make_spec(1, prompt=7, max_tokens=5), make_spec(2, prompt=1, max_tokens=3))
     harness.run()
 

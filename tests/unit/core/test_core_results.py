@@ -9,7 +9,7 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import RequestFinished, RequestRefused, ResultReceived, TokensReleased, Usage
 from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
 from tests.support.fake_worker import expected_logprob
-from tests.support.plans import PLAIN_FEATURES, full_sub_pool, window_sub_pool
+from tests.support.plans import CORE_FEATURES, full_sub_pool, window_sub_pool
 
 
 def make_harness(**changes: object) -> CoreHarness:
@@ -279,5 +279,5 @@ def _hybrid_info() -> WorkerInfo:
             full_sub_pool(num_pages=20, page_size=4),
             window_sub_pool(num_pages=200, page_size=4, window_tokens=6),
         ),
-        features=PLAIN_FEATURES | {Feature.WINDOW_SUB_POOL},
+        features=CORE_FEATURES | {Feature.WINDOW_SUB_POOL},
     )

@@ -30,9 +30,10 @@ def facts(*, has_chat_template: bool = True, **core: int) -> ModelFacts:
 def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[str]:
     """Every field that needs a rule: scalars, and repeated fields of any kind."""
     for field in descriptor.fields:
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
         if field.message_type is None or field.is_repeated:
             yield path + field.name
-        if field.message_type is not None:
+        if field.message_type is not None and not is_map:
             yield from fields_of(field.message_type, path + field.name + ".")
 
 
@@ -74,6 +75,13 @@ GOOD = [
     sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=2**64 - 1, n=1),
     sampling(temperature=100, top_p=1e-6, top_k=300, min_p=1, seed=0),
     sampling(repetition_penalty=1, frequency_penalty=0, presence_penalty=0),
+    sampling(repetition_penalty=10, frequency_penalty=2, presence_penalty=-2, n=16),
+    sampling(logit_bias=dict.fromkeys(range(300), 100.0)),
+    sampling(logit_bias={299: -100.0, 0: 0.0}, allowed_token_ids=[299] * 4096, banned_token_ids=[0] * 4096),
+    pb.GenerateRequest(text="a", json_schema="{}"),
+    pb.GenerateRequest(text="a", regex="x" * (256 << 10)),
+    pb.GenerateRequest(text="a", ebnf='start: "a"'),
+    pb.GenerateRequest(text="a", choice=pb.ChoiceList(texts=["x" * 200] * 1024)),
     stop(max_tokens=100, min_tokens=100, stop_strings=["x" * 256] * 32, stop_token_ids=[299] * 64, ignore_eos=True),
 ]
 
@@ -109,14 +117,45 @@ BAD = [
     (sampling(min_p=-0.5), InvalidRequest, "sampling.min_p", "-0.5"),
     (sampling(min_p=1.5), InvalidRequest, "sampling.min_p", "1.5"),
     (sampling(repetition_penalty=0), InvalidRequest, "sampling.repetition_penalty", "(0, 10]"),
-    (sampling(repetition_penalty=1.5), UnsupportedFeature, "sampling.repetition_penalty", "only 1"),
     (sampling(frequency_penalty=-2.5), InvalidRequest, "sampling.frequency_penalty", "-2.5"),
-    (sampling(frequency_penalty=0.5), UnsupportedFeature, "sampling.frequency_penalty", "only 0"),
     (sampling(presence_penalty=3), InvalidRequest, "sampling.presence_penalty", "[-2, 2]"),
-    (sampling(presence_penalty=-1), UnsupportedFeature, "sampling.presence_penalty", "only 0"),
     (sampling(n=0), InvalidRequest, "sampling.n", "[1, 16]"),
     (sampling(n=17), InvalidRequest, "sampling.n", "17"),
-    (sampling(n=2), UnsupportedFeature, "sampling.n", "only 1"),
+    (sampling(repetition_penalty=NAN), InvalidRequest, "sampling.repetition_penalty", "nan"),
+    (sampling(repetition_penalty=10.5), InvalidRequest, "sampling.repetition_penalty", "10.5"),
+    (sampling(logit_bias={300: 1.0}), InvalidRequest, "sampling.logit_bias[300]", "[0, 299]"),
+    (sampling(logit_bias={-1: 1.0}), InvalidRequest, "sampling.logit_bias[-1]", "[0, 299]"),
+    (sampling(logit_bias={5: 100.5}), InvalidRequest, "sampling.logit_bias[5]", "[-100, 100]"),
+    (sampling(logit_bias={5: NAN}), InvalidRequest, "sampling.logit_bias[5]", "nan"),
+    (sampling(logit_bias={5: -INF}), InvalidRequest, "sampling.logit_bias[5]", "-inf"),
+    (sampling(logit_bias=dict.fromkeys(range(301), 0.0)), InvalidRequest, "sampling.logit_bias", "301 items"),
+    (sampling(allowed_token_ids=[300]), InvalidRequest, "sampling.allowed_token_ids[0]", "300"),
+    (sampling(allowed_token_ids=[1] * 4097), InvalidRequest, "sampling.allowed_token_ids", "4096"),
+    (sampling(banned_token_ids=[1, -1]), InvalidRequest, "sampling.banned_token_ids[1]", "-1"),
+    (sampling(banned_token_ids=[1] * 4097), InvalidRequest, "sampling.banned_token_ids", "4096"),
+    (pb.GenerateRequest(text="a", json_schema=""), InvalidRequest, "json_schema", "empty"),
+    (pb.GenerateRequest(text="a", regex=""), InvalidRequest, "regex", "empty"),
+    (pb.GenerateRequest(text="a", ebnf="x" * ((256 << 10) + 1)), InvalidRequest, "ebnf", str(256 << 10)),
+    (pb.GenerateRequest(text="a", choice=pb.ChoiceList()), InvalidRequest, "choice.texts", "empty"),
+    (pb.GenerateRequest(text="a", choice=pb.ChoiceList(texts=["a", ""])), InvalidRequest, "choice.texts[1]", "empty"),
+    (
+        pb.GenerateRequest(text="a", choice=pb.ChoiceList(texts=["a"] * 1025)),
+        InvalidRequest,
+        "choice.texts",
+        "1025 items",
+    ),
+    (
+        pb.GenerateRequest(text="a", choice=pb.ChoiceList(texts=["x" * 4096] * 100)),
+        InvalidRequest,
+        "choice",
+        str(256 << 10),
+    ),
+    (
+        pb.GenerateRequest(text="a", regex="a", stop=StopParameters(ignore_eos=True)),
+        InvalidRequest,
+        "stop.ignore_eos",
+        "combined with regex",
+    ),
     (stop(max_tokens=0), InvalidRequest, "stop.max_tokens", "is 0; allowed: [1, 100]"),
     (stop(max_tokens=-1), InvalidRequest, "stop.max_tokens", "-1"),
     (stop(max_tokens=101), InvalidRequest, "stop.max_tokens", "101"),
@@ -157,6 +196,13 @@ def test_a_base_model_refuses_chat_and_says_what_works() -> None:
     with pytest.raises(UnsupportedFeature, match="raw text") as caught:
         validate_generate(chat(("user", "hi")), facts(has_chat_template=False))
     assert caught.value.field == "chat"
+
+
+def test_a_model_without_an_end_of_sequence_has_no_grammars() -> None:
+    said = CoreModel(context_tokens=100, logits_width=300, serving=True)
+    known = model_facts(tiny_card(2, eos_token_ids=()), said, has_chat_template=False)
+    with pytest.raises(UnsupportedFeature, match="end-of-sequence"):
+        validate_generate(pb.GenerateRequest(text="a", regex="a"), known)
 
 
 def test_workers_without_alternatives_bound_the_logprobs() -> None:

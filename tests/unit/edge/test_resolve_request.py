@@ -29,9 +29,9 @@ def test_the_models_own_settings_hold_until_the_caller_says_otherwise() -> None:
     own = {"temperature": 0.5, "top_p": 0.25, "top_k": 40, "min_p": 0.125, "repetition_penalty": 1.5}
     sampling = resolve(pb.GenerateRequest(), **own).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 40, 0.125)
-    assert sampling.repetition_penalty == 1
+    assert sampling.repetition_penalty == 1.5
 
-    asked = SamplingParameters(temperature=0, top_p=1, top_k=0, min_p=0, seed=0)
+    asked = SamplingParameters(temperature=0, top_p=1, top_k=0, min_p=0, seed=0, repetition_penalty=1)
     sampling = resolve(pb.GenerateRequest(sampling=asked), **own).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 1, 0, 0)
     assert sampling.seed == 0
@@ -45,6 +45,31 @@ def test_lengths_and_stops() -> None:
     assert np.frombuffer(submit.stop_token_ids, "<u4").tolist() == [7, 9]
     assert (submit.output_logprobs, submit.top_logprobs) == (True, 0)
     assert not resolve(pb.GenerateRequest()).output_logprobs
+
+
+def test_rules_are_sorted_columns() -> None:
+    asked = SamplingParameters(
+        logit_bias={9: -1.5, 3: 100}, allowed_token_ids=[8, 2, 8], banned_token_ids=[5], frequency_penalty=0.5
+    )
+    sampling = resolve(pb.GenerateRequest(sampling=asked)).sampling
+    assert np.frombuffer(sampling.bias_ids, "<u4").tolist() == [3, 9]
+    assert np.frombuffer(sampling.bias_values, "<f4").tolist() == [100, -1.5]
+    assert np.frombuffer(sampling.allowed_ids, "<u4").tolist() == [2, 8]
+    assert np.frombuffer(sampling.banned_ids, "<u4").tolist() == [5]
+    assert (sampling.frequency_penalty, sampling.sample_index) == (0.5, 0)
+    nothing = resolve(pb.GenerateRequest())
+    assert (nothing.sampling.bias_ids, nothing.sampling.allowed_ids, nothing.HasField("grammar")) == (b"", b"", False)
+
+
+def test_grammars_are_a_kind_and_a_text() -> None:
+    def grammar(**fields: object) -> tuple[str, str]:
+        message = resolve(pb.GenerateRequest(**fields)).grammar
+        return message.kind, message.source
+
+    assert grammar(json_schema="{}") == ("json_schema", "{}")
+    assert grammar(regex="a+") == ("regex", "a+")
+    assert grammar(ebnf="start: x") == ("ebnf", "start: x")
+    assert grammar(choice=pb.ChoiceList(texts=["yes", 'n"o'])) == ("choice", '["yes", "n\\"o"]')
 
 
 def test_without_max_tokens_a_request_asks_for_what_a_small_pool_can_hold() -> None:

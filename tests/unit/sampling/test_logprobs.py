@@ -13,7 +13,8 @@ def wanted(flags, counts):
 
 
 def sampled(ids, finite=None):
-    return SampledRows(token_ids=np.array(ids, np.int32), finite=np.array(finite or [True] * len(ids)))
+    finite = np.array(finite or [True] * len(ids))
+    return SampledRows(token_ids=np.array(ids, np.int32), finite=finite, has_candidate=finite)
 
 
 def test_values_are_of_the_raw_distribution():

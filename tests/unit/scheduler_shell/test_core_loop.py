@@ -11,6 +11,7 @@ from protos.wire.errors import StaleEpoch, UnavailableError
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.core.events import (
     CacheFlushRequested,
+    Grammar,
     RequestCancelled,
     RequestSubmitted,
     ResultReceived,
@@ -21,7 +22,7 @@ from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.links.statistics import LinkCounts
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.metrics import PREFIX, create_metrics
-from tests.support.core_harness import make_spec, oracle, small_info
+from tests.support.core_harness import make_spec, mask_answer, oracle, small_info
 from tests.support.fake_worker import FakeWorker
 
 LIMIT_S = 5.0
@@ -72,6 +73,20 @@ class Edges:
         return answer
 
 
+class Masks:
+    """Answers each question at the next turn of the event loop."""
+
+    def __init__(self):
+        self.listener = None
+        self.forgotten = []
+
+    def ask(self, wanted):
+        asyncio.get_running_loop().call_soon(self.listener.masks_ready, [mask_answer(wanted)])
+
+    def forget(self, stream):
+        self.forgotten.append(stream)
+
+
 class Rig:
     def __init__(self, info, clock=time.monotonic):
         self.registry = CollectorRegistry()
@@ -80,7 +95,9 @@ class Rig:
         self.edges = Edges()
         self.loop = CoreLoop(CoreSettings(max_waiting_requests=2), metrics=self.metrics, clock=clock)
         self.link.listener = self.loop
-        self.loop.connect(links={"w0": self.link}, edges=self.edges)
+        self.masks = Masks()
+        self.masks.listener = self.loop
+        self.loop.connect(links={"w0": self.link}, edges=self.edges, masks=self.masks)
         self.running = None
 
     def attach(self):
@@ -141,6 +158,16 @@ async def test_a_request_goes_through_and_is_counted():
         assert (r.metric("batch_rows_count"), r.metric("queue_seconds_count")) == (5, 1)
         assert (r.metric("requests_running"), r.metric("requests_waiting")) == (0, 0)
         assert (r.metric("kv_pages"), r.metric("kv_pages_used"), r.metric("kv_usage_ratio")) == (64, 0, 0)
+
+
+async def test_a_grammars_masks_are_asked_for_and_its_stream_forgotten():
+    async with rig() as r:
+        r.attach()
+        spec = make_spec(3, max_tokens=4, grammar=Grammar("regex", "abc"))
+        r.submit(spec)
+        await r.end_of(3)
+        assert r.tokens(3) == oracle(r.link.info, spec)
+        assert r.masks.forgotten == [spec.stream]
 
 
 async def test_queue_time_runs_until_the_first_plan():

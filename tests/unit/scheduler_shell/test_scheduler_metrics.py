@@ -69,7 +69,8 @@ def test_a_workers_state_is_one_of_all():
 
 def test_counters_rise_by_what_was_added_only():
     registry = CollectorRegistry()
-    exporter = Exporter(create_metrics(registry))
+    metrics = create_metrics(registry)
+    exporter = Exporter(metrics, IntegrityWatch(metrics.step.invariant_checks, clock=lambda: 0.0))
     counters = CoreCounters(output_tokens=5, retractions=1, finished={FinishReason.STOP: 2}, refused={"QUEUE_FULL": 1})
     workers = (
         WorkerGauges(

@@ -47,7 +47,7 @@ MALFORMED = {
     "rows.handles": lambda m: setattr(m.rows, "num_rows", 4),
     "rows.finite": lambda m: setattr(m.rows, "finite", b"\1"),
     "rows.statuses": lambda m: setattr(m.rows, "statuses", b"\1\4\1"),
-    "rows.failures": lambda m: setattr(m.rows, "failures", b"\0\0\5"),
+    "rows.failures": lambda m: setattr(m.rows, "failures", b"\0\0\6"),
     "forwards.mode": lambda m: setattr(m.forwards[1], "mode", 10),
     "forwards.eager": lambda m: m.forwards[1].ClearField("graph_outcome"),
     "forwards.replayed.phase": lambda m: setattr(m.forwards[0].replayed, "phase", 0),

@@ -6,7 +6,8 @@ import pytest
 from tests.support.golden import assert_free_run, cases
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
-from worker_svc.build import ExecutorSettings, build_tp_model_worker
+from worker_svc.build import build_tp_model_worker
+from worker_svc.runners.executor_settings import ExecutorSettings
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 CASES = cases("smollm2_greedy.json")

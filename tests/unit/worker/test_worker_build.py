@@ -6,8 +6,9 @@ from protos.wire.enums import Feature, SubPoolKind
 from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
-from worker_svc.build import ExecutorSettings, build_tp_model_worker
+from worker_svc.build import build_tp_model_worker
 from worker_svc.numerics import numerics_by_name
+from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.model_stack import ModelStack, StackSettings
 
 SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
@@ -51,7 +52,7 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
     assert info.limits.context_tokens == shape.context_tokens
     assert info.logits_width == shape.vocab_size
-    assert info.features == {Feature.OUTPUT_LOGPROBS}
+    assert info.features == {Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint

@@ -17,6 +17,7 @@ OTHERS = {
     "model_cache": "/models",
     "device": "cpu",
     "numerics": "reproducible",
+    "kernels": "torch",
     "dtype": "bfloat16",
     "kv_bytes": "1000000",
     "num_pages": "99",

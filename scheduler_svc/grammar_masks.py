@@ -1,0 +1,46 @@
+"""The core's questions for masks to grammar processes and their answers back as events.
+
+Knows both sides and nothing else. Guards: an answer is always to a question of a live row, or ignored by the core.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scheduler_svc.core.events import Event, MaskReady, NeedMask, StreamKey
+from scheduler_svc.text.grammar_lane import MaskAnswer, MaskQuestion
+from scheduler_svc.text.grammar_messages import Greeting
+from scheduler_svc.text.grammar_pool import GrammarPool
+from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource
+
+
+class GrammarMasks:
+    """Made by the core's composition root."""
+
+    def __init__(self, greeting: Greeting, *, num_processes: int, post: Callable[[Sequence[Event]], None]) -> None:
+        """Join the sides; `post` takes the answers as events."""
+        self._post = post
+        self._pool = GrammarPool(greeting, num_processes=num_processes, answered=self._answered)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the running processes."""
+        return self._pool.pids
+
+    def ask(self, wanted: NeedMask) -> None:
+        """Have the mask made."""
+        stream = wanted.stream
+        source = GrammarSource(GrammarKind(wanted.grammar.kind), wanted.grammar.source)
+        self._pool.ask(MaskQuestion((stream.edge, stream.stream_id), source, wanted.output_ids))
+
+    def forget(self, stream: StreamKey) -> None:
+        """The stream ended; it need not have had a grammar."""
+        self._pool.forget((stream.edge, stream.stream_id))
+
+    async def run(self) -> None:
+        """Answer for ever; ends the processes when it is cancelled."""
+        await self._pool.run()
+
+    def _answered(self, answer: MaskAnswer) -> None:
+        found = np.frombuffer(answer.answer, np.uint8) if isinstance(answer.answer, bytes) else answer.answer
+        self._post([MaskReady(StreamKey(*answer.row), answer.position, found)])

@@ -1,0 +1,86 @@
+"""What a caller says, as options or on the command line, reaches the wire as it was meant."""
+
+import json
+
+import pytest
+
+from protos.client.command import app
+from protos.client.generate_command import AnswerArguments, GenerateArguments, options_of
+from protos.client.messages import GenerateOptions, chunk_from, generate_request, generation_from
+from protos.forwardplane.v1 import generate_pb2 as pb
+from protos.wire.errors import InvalidRequest
+
+
+def test_options_reach_the_request() -> None:
+    options = GenerateOptions(
+        repetition_penalty=1.5,
+        frequency_penalty=0.5,
+        presence_penalty=-0.25,
+        n=3,
+        logit_bias={5: -1.5},
+        allowed_token_ids=(5, 6),
+        banned_token_ids=(7,),
+        regex="a+",
+    )
+    request = generate_request("x", options)
+    sampling = request.sampling
+    assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, 0.5, -0.25)
+    assert (sampling.n, dict(sampling.logit_bias)) == (3, {5: -1.5})
+    assert (list(sampling.allowed_token_ids), list(sampling.banned_token_ids)) == ([5, 6], [7])
+    assert (request.WhichOneof("grammar"), request.regex) == ("regex", "a+")
+
+
+def test_what_was_not_said_is_absent() -> None:
+    request = generate_request("x", GenerateOptions())
+    assert request.WhichOneof("grammar") is None
+    assert not request.sampling.ListFields()
+
+
+def test_the_choice_is_a_list() -> None:
+    assert list(generate_request("x", GenerateOptions(choice=("yes", "no"))).choice.texts) == ["yes", "no"]
+
+
+def test_two_grammars_contradict_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="json_schema and regex cannot be combined"):
+        generate_request("x", GenerateOptions(regex="a", json_schema="{}"))
+
+
+def test_samples_are_told_apart() -> None:
+    assert chunk_from(pb.GenerateChunk(sample_index=4)).sample_index == 4
+    assert generation_from(pb.Generation(sample_index=4, finish={"reason": 1})).sample_index == 4
+
+
+def test_the_command_line_reaches_the_options(tmp_path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(json.dumps({"type": "object"}))
+    grammar.write_text('start: "a"')
+
+    def parsed(line: str) -> GenerateOptions:
+        _, bound, _ = app.parse_args(["generate", "hi", *line.split()])
+        return options_of(bound.arguments["arguments"])
+
+    line = "--n 2 --repetition-penalty 1.5 --frequency-penalty=-1 --presence-penalty 2 --min-tokens 3"
+    options = parsed(f"{line} --logit-bias 5:-1.5 --logit-bias 6:2 --json-schema {schema}")
+    assert (options.n, options.min_tokens) == (2, 3)
+    assert (options.repetition_penalty, options.frequency_penalty, options.presence_penalty) == (1.5, -1, 2)
+    assert options.logit_bias == {5: -1.5, 6: 2.0}
+    assert options.json_schema == '{"type": "object"}'
+    assert parsed("--regex [a-z]+").regex == "[a-z]+"
+    assert parsed(f"--ebnf {grammar}").ebnf == 'start: "a"'
+    assert parsed("--choice yes --choice no").choice == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"logit_bias": ("5",)}, "logit_bias"),
+        ({"logit_bias": ("a:1",)}, "logit_bias"),
+        ({"json_schema": "/no/such/file"}, "json-schema"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(changes, field, tmp_path) -> None:
+    if "json_schema" in changes:
+        changes = {"json_schema": tmp_path / "missing"}
+    with pytest.raises(InvalidRequest) as caught:
+        options_of(GenerateArguments(answers=AnswerArguments(**changes)))
+    assert caught.value.field == field

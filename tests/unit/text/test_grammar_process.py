@@ -1,0 +1,255 @@
+import io
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from scheduler_svc.text import grammar_process
+from scheduler_svc.text.grammar_messages import (
+    Call,
+    Greeting,
+    Question,
+    Replies,
+    Reply,
+    decode_call,
+    decode_greeting,
+    decode_replies,
+    encode_call,
+    encode_greeting,
+    encode_replies,
+)
+from scheduler_svc.text.grammar_process import (
+    NOT_USABLE,
+    READY,
+    GrammarCache,
+    GrammarRefused,
+    GrammarRows,
+    compile_grammar,
+    library_message,
+    serve,
+)
+from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
+from tests.support.tiny_tokenizer import (
+    EOS,
+    byte_alphabet,
+    byte_fallback_tokenizer,
+    byte_level_tokenizer,
+    write_tokenizer,
+)
+
+ROW, OTHER = (0, 1), (1, 1)
+REGEX = GrammarSource(GrammarKind.REGEX, "[ab]{2}")
+
+
+@pytest.fixture(scope="module", params=[byte_level_tokenizer, byte_fallback_tokenizer], ids=["bytes", "fallback"])
+def tokenizer(request):
+    return request.param()
+
+
+@pytest.fixture
+def greeting(tmp_path, tokenizer):
+    return Greeting(
+        tokenizer=str(write_tokenizer(tmp_path, tokenizer)),
+        vocab_size=tokenizer.get_vocab_size(),
+        eos_token_ids=(tokenizer.token_to_id(EOS),),
+        memory_bytes=1 << 30,
+        cpu_s=5,
+        cache_bytes=1 << 20,
+    )
+
+
+@pytest.fixture
+def rows(greeting, monkeypatch):
+    # The limit would be this process's.
+    monkeypatch.setattr(grammar_process, "allow_processor_time", lambda seconds: None)
+    return GrammarRows(greeting)
+
+
+def ask(rows, *questions, ended=()):
+    return rows.answer(Call(ended_rows=ended, questions=questions)).replies
+
+
+def question(source=None, *, row=ROW, base=0, ids=()):
+    return Question(row=row, source=source, base=base, ids=tuple(ids))
+
+
+def allowed(reply):
+    flags = np.unpackbits(np.frombuffer(reply.bits, np.uint8), bitorder="little")
+    return set(np.flatnonzero(flags).tolist())
+
+
+def tokens(tokenizer, *texts):
+    return {token_id for token_id in range(tokenizer.get_vocab_size()) if tokenizer.decode([token_id]) in texts}
+
+
+def one(tokenizer, text):
+    (token_id,) = tokenizer.encode(text, add_special_tokens=False).ids
+    return token_id
+
+
+def test_masks_follow_the_tokens_and_end_with_end_of_sequence(rows, tokenizer):
+    a, b = one(tokenizer, "a"), one(tokenizer, "b")
+    eos = tokenizer.token_to_id(EOS)
+    (first,) = ask(rows, question(REGEX))
+    assert {a, b} <= allowed(first) <= tokens(tokenizer, "a", "b")
+    (second,) = ask(rows, question(base=0, ids=(), source=REGEX))
+    assert second == first
+    (third,) = ask(rows, question(ids=[a], base=0, source=REGEX))
+    assert eos not in allowed(third)
+    (last,) = ask(rows, question(ids=[b], base=1))
+    assert allowed(last) == {eos}
+
+
+def test_rebuilt_from_all_tokens_a_row_has_the_same_mask(rows, tokenizer):
+    source = GrammarSource(GrammarKind.JSON_SCHEMA, '{"type":"object","properties":{"a":{"type":"integer"}}}')
+    ids = [one(tokenizer, char) for char in "{"]
+    (begun,) = ask(rows, question(source))
+    (after,) = ask(rows, question(ids=ids, base=0, source=source))
+    (again,) = ask(rows, question(row=OTHER, ids=ids, source=source))
+    assert after == again != begun
+
+
+def test_a_row_that_is_not_known_is_asked_for_from_the_beginning(rows, tokenizer):
+    a = one(tokenizer, "a")
+    ask(rows, question(REGEX))
+    assert ask(rows, question(ids=[a], base=1)) == (Reply(),)
+    assert ask(rows, question(row=OTHER, ids=[a], base=1)) == (Reply(),)
+    assert ask(rows, question(ids=[a], base=0), ended=(ROW,)) == (Reply(),)
+
+
+def test_a_token_that_the_grammar_forbids_is_refused(rows, tokenizer):
+    (reply,) = ask(rows, question(REGEX, ids=[one(tokenizer, "!")]))
+    assert reply.bits is None
+    assert reply.refusal
+
+
+@pytest.mark.parametrize("texts", [["yes"], ["yes", "no"], ['"', "\\", "\n", "é🙂", "\0", "a|b*"]])
+def test_a_choice_is_one_of_its_texts(rows, tokenizer, texts):
+    eos = tokenizer.token_to_id(EOS)
+    for index, text in enumerate(texts):
+        left, source, base = text.encode(), choice_source(texts), 0
+        (reply,) = ask(rows, question(source, row=(2, index)))
+        while left:
+            token_id = next(token for token in allowed(reply) if left.startswith(bytes_of(tokenizer, token)))
+            left = left.removeprefix(bytes_of(tokenizer, token_id))
+            (reply,) = ask(rows, question(source if base == 0 else None, row=(2, index), ids=[token_id], base=base))
+            base += 1
+        assert allowed(reply) == {eos}
+
+
+def bytes_of(tokenizer, token_id):
+    """Ids below 256 are the raw bytes; merges of the byte-level tokenizer need not be whole characters."""
+    if token_id < 256:
+        return bytes([token_id])
+    alphabet = byte_alphabet()
+    token = tokenizer.id_to_token(token_id)
+    is_bytes = tokenizer.id_to_token(0) == alphabet[0] and all(char in alphabet for char in token)
+    return bytes(map(alphabet.index, token)) if is_bytes else tokenizer.decode([token_id]).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (GrammarKind.REGEX, "(", "unclosed group"),
+        (GrammarKind.REGEX, "(?=a)b", "look-ahead"),
+        (GrammarKind.EBNF, "nope", "Expected token"),
+        (GrammarKind.EBNF, "start: missing", "unknown name"),
+        (GrammarKind.JSON_SCHEMA, "{", "Expecting property name"),
+        (GrammarKind.JSON_SCHEMA, '{}, "lark_grammar": "start: x"', "Extra data"),
+        (GrammarKind.JSON_SCHEMA, "[]", "not a JSON object"),
+        (GrammarKind.JSON_SCHEMA, '{"a":' * 50_000 + "1" + "}" * 50_000, "nested too deeply"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "nothing"}', "type"),
+    ],
+)
+def test_what_does_not_compile_is_refused_in_the_librarys_words(rows, kind, text, words):
+    (reply,) = ask(rows, question(GrammarSource(kind, text)))
+    assert reply.bits is None
+    assert words in reply.refusal
+    assert len(reply.refusal) <= 200
+
+
+def test_what_the_library_quotes_is_left_out():
+    told = 'at 1(8): invalid regex "my secret" (in regex): parse error:\n  my secret\nerror: it is "bad"'
+    assert library_message(told) == 'error: it is "..."'
+    assert library_message('expected "se') == 'expected "..."'
+    assert library_message("") == "it cannot be used"
+    assert len(library_message("x" * 900)) == 200
+
+
+def test_compiled_grammars_are_kept_up_to_a_number_of_bytes(rows, monkeypatch):
+    compiled = []
+
+    def counting(tokenizer, source, limits):
+        compiled.append(source)
+        return compile_grammar(tokenizer, source, limits)
+
+    monkeypatch.setattr(grammar_process, "compile_grammar", counting)
+    monkeypatch.setattr(grammar_process, "resident_bytes", lambda: 0)
+    cache = GrammarCache(rows._tokenizer, 25)
+    one_, two, three = (GrammarSource(GrammarKind.REGEX, letter * 10) for letter in "abc")
+    for source in (one_, two, one_, three, one_, two):
+        cache.matcher(source)
+        assert cache.num_bytes <= 25
+    assert compiled == [one_, two, three, two]
+    cache.matcher(GrammarSource(GrammarKind.REGEX, "d" * 26))
+    assert cache.num_bytes == 0
+    with pytest.raises(GrammarRefused):
+        cache.matcher(GrammarSource(GrammarKind.REGEX, "("))
+
+
+def test_a_process_that_grew_too_large_says_so(rows, monkeypatch):
+    assert not rows.answer(Call(ended_rows=(), questions=())).is_full
+    monkeypatch.setattr(grammar_process, "resident_bytes", lambda: 1 << 34)
+    assert rows.answer(Call(ended_rows=(), questions=())).is_full
+
+
+def frame(body):
+    return struct.pack("<I", len(body)) + body
+
+
+def frames(content):
+    found = []
+    while content:
+        (length,) = struct.unpack_from("<I", content)
+        found.append(content[4 : 4 + length])
+        content = content[4 + length :]
+    return found
+
+
+def test_serve_speaks_in_frames(greeting, monkeypatch):
+    for name in ("allow_processor_time", "limit_memory"):
+        monkeypatch.setattr(grammar_process, name, lambda number: None)
+    monkeypatch.setattr(grammar_process, "silence", lambda: None)
+    call = Call(
+        ended_rows=(OTHER,), questions=(question(REGEX), question(GrammarSource(GrammarKind.REGEX, "("), row=OTHER))
+    )
+    sink = io.BytesIO()
+    serve(io.BytesIO(frame(encode_greeting(greeting)) + frame(encode_call(call))), sink)
+    ready, answered = frames(sink.getvalue())
+    assert ready == READY
+    first, second = decode_replies(answered).replies
+    assert first.bits
+    assert second.refusal
+
+
+def test_a_tokenizer_that_the_library_cannot_use_is_said(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": {}}))
+    greeting = Greeting(tokenizer=str(path), vocab_size=9, eos_token_ids=(1,), memory_bytes=1, cpu_s=1, cache_bytes=1)
+    sink = io.BytesIO()
+    serve(io.BytesIO(frame(encode_greeting(greeting))), sink)
+    assert frames(sink.getvalue()) == [NOT_USABLE]
+    serve(io.BytesIO(b""), sink)
+
+
+def test_messages_come_back_as_they_were():
+    greeting = Greeting(tokenizer="/t", vocab_size=3, eos_token_ids=(1, 2), memory_bytes=4, cpu_s=5, cache_bytes=6)
+    assert decode_greeting(encode_greeting(greeting)) == greeting
+    call = Call(
+        ended_rows=((1, 2),),
+        questions=(question(choice_source(["é", '"'])), question(row=OTHER, ids=[4, 5], base=3)),
+    )
+    assert decode_call(encode_call(call)) == call
+    replies = Replies(replies=(Reply(bits=b"\0\xff"), Reply(refusal="é"), Reply(), Reply(bits=b"")), is_full=True)
+    assert decode_replies(encode_replies(replies)) == replies

@@ -1,0 +1,57 @@
+"""GGUF file -> what the native kernels are made from: the shape in their terms, and every tensor's bytes as stored.
+
+Guards: the file is the one its model folder was made with, and a model whose parts the kernels do not compute is
+refused before anything is packed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.errors import KernelError
+from kernels.native_spec import NativeModelSpec, RawTensor, spec_from_metadata
+from protos.service.gguf_header import GgufHeader, read_gguf_header
+from protos.service.gguf_types import TENSOR_TYPES
+from protos.service.model_files import ModelFolder
+from protos.wire.errors import UnsupportedFeature
+from worker_svc.models.model_config import ModelConfig
+from worker_svc.models.registry import checked_config
+from worker_svc.models.weights import check_fingerprint
+
+_TYPE_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NativeSource:
+    """A model's shape and its tensors, a private mapping of the file."""
+
+    config: ModelConfig
+    spec: NativeModelSpec
+    weights: dict[str, RawTensor]
+
+
+def native_source(folder: ModelFolder) -> NativeSource:
+    """Read the folder's header and map its tensors.
+
+    Raises:
+        InvalidModelFile: the weight file is damaged, or is not the one the folder was made with.
+        UnsupportedFeature: the native kernels do not compute this model; torch may.
+    """
+    header = read_gguf_header(folder.weights)
+    config = checked_config(header, folder)
+    try:
+        spec = spec_from_metadata(header.metadata, vocab_size=config.vocab_size)
+    except KernelError as error:
+        raise UnsupportedFeature(str(error), field="kernels") from error
+    check_fingerprint(folder.weights, folder.card.weights_fingerprint)
+    return NativeSource(config=config, spec=spec, weights=_raw_tensors(folder, header))
+
+
+def _raw_tensors(folder: ModelFolder, header: GgufHeader) -> dict[str, RawTensor]:
+    mapping = np.memmap(folder.weights, np.uint8, mode="r")
+    return {
+        name: RawTensor(
+            type=_TYPE_NUMBERS[entry.type.name], data=mapping[entry.offset : entry.offset + entry.num_bytes]
+        )
+        for name, entry in header.tensors.items()
+    }

@@ -1,0 +1,28 @@
+"""How plans are executed: what the composition root hands to the device side, as plain values."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """How plans are executed. Made by the composition root, read once, at start."""
+
+    numerics: str = "fast"
+    """`reproducible` or `fast`."""
+    dtype: str = "float32"
+    """Of weights, activations and KV: `float32` or `bfloat16`."""
+    device: str = "cpu"
+    kernels: str = "auto"
+    """Of fast numerics on the CPU: `auto`: native where they can run, else torch; `native`: or fail; `torch`."""
+    page_size: int = 16
+    """Tokens a page."""
+    kv_bytes: int | None = None
+    """Size of the KV pool. Neither this nor `num_pages`: a share of the free memory."""
+    num_pages: int | None = None
+    """Pages of the KV pool, the sink included."""
+    max_rows: int = 256
+    """Most rows of a plan."""
+    max_tokens: int = 2048
+    """Most tokens of a plan."""
+    threads: int | None = None
+    """CPU threads of one operator. None: the physical cores."""

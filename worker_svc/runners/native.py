@@ -1,0 +1,69 @@
+"""Runs a forward as one call of the native kernels: weights, pages and threads are theirs.
+
+The CPU's path for fast numerics. Takes every batch. Guards: a row's logits have the same bits in any batch and any
+chunking.
+"""
+
+import numpy as np
+import torch
+
+from kernels.errors import KernelError
+from kernels.native_model import NativeModel, StepInput, StepPages
+from protos.wire.enums import GraphRefusal
+from protos.wire.errors import DeviceFault
+from worker_svc.batch.forward_batch import ForwardBatch, PageGroup
+from worker_svc.model_runner import RunnerOutput
+
+
+class NativeRunner:
+    """A `ForwardRunner`. Owns nothing: the model is the stack's."""
+
+    replays_graphs = False
+
+    def __init__(self, model: NativeModel) -> None:
+        self._model = model
+
+    def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
+        """Never."""
+        return None
+
+    def forward(self, batch: ForwardBatch) -> RunnerOutput:
+        """Run `batch`.
+
+        Raises:
+            DeviceFault: the kernels refused what validation let through; nothing was computed.
+        """
+        try:
+            output = self._model.step(_step_input(batch))
+        except KernelError as error:
+            raise DeviceFault(f"native kernels: {error}") from error
+        assert output.last_hidden is not None, "asked for"
+        return RunnerOutput(
+            last_hidden=torch.from_numpy(output.last_hidden),
+            logits=torch.from_numpy(output.logits),
+            finite=torch.from_numpy(output.finite),
+        )
+
+
+def _step_input(batch: ForwardBatch) -> StepInput:
+    qo_indptr = np.zeros(batch.num_reqs + 1, np.int32)
+    np.cumsum(batch.query_lens_host(), out=qo_indptr[1:])
+    return StepInput(
+        input_ids=batch.input_ids.numpy(),
+        positions=batch.positions.numpy(),
+        qo_indptr=qo_indptr,
+        seq_lens=batch.seq_lens_host,
+        pages=tuple(_step_pages(group) for group in batch.page_groups),
+        out_tokens=batch.logits_rows.numpy().astype(np.int32),
+        wants_logits=np.ones(batch.num_logits, np.bool_),
+        wants_hidden=True,
+    )
+
+
+def _step_pages(group: PageGroup) -> StepPages:
+    return StepPages(
+        kv_indptr=group.kv_indptr_host,
+        kv_indices=group.kv_indices_host,
+        out_cache_loc=group.out_cache_loc.numpy(),
+        start_positions=group.start_positions_host,
+    )
