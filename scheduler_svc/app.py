@@ -17,7 +17,7 @@ from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from scheduler_svc.bridge.server import BridgeServer
 from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, SchedulerConfig
-from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.links.epoch import EpochSource, FileEpoch, WorkersEpoch
 from scheduler_svc.links.fingerprints import ExpectedModel
@@ -69,7 +69,7 @@ async def run_core(config: SchedulerConfig) -> int:
 def core_settings(config: CoreConfig) -> CoreSettings:
     """The core's settings; what is unset keeps the core's own default."""
     given = {name: value for name, value in config.model_dump().items() if value is not None}
-    return CoreSettings(**given)
+    return CoreSettings(**(given | {"schedule_policy": PolicyKind(config.schedule_policy.value)}))
 
 
 class _Background:

@@ -32,6 +32,14 @@ class EpochSourceKind(StrEnum):
     WORKERS = "workers"
 
 
+class SchedulePolicy(StrEnum):
+    """Who of the waiting requests goes next."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    PRIORITY = "priority"
+
+
 class LogLevel(StrEnum):
     """Severity of a log line."""
 
@@ -117,6 +125,15 @@ class CoreConfig(ConfigGroup):
 
     budget_tokens: int | None = Field(
         default=None, ge=1, description="Fixed prefill tokens a plan; unset = from the cost model."
+    )
+    target_step_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds a plan may take by the cost model; unset = by device."
+    )
+    schedule_policy: SchedulePolicy = Field(
+        default=SchedulePolicy.FCFS, description="Who goes next: fcfs, lpm (most cached tokens) or priority."
+    )
+    priority_aging_s: Seconds = Field(
+        default=10.0, description="Seconds of waiting that weigh as much as one level of priority."
     )
     max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
 

@@ -19,12 +19,12 @@ from scheduler_svc.core.events import (
     Instruction,
     NeedMask,
     RequestCancelled,
+    RequestFinished,
     RequestRefused,
     RequestSubmitted,
     ResultReceived,
     SendPlan,
     StreamKey,
-    TokensReleased,
     WorkerAttached,
     WorkerLost,
 )
@@ -32,7 +32,7 @@ from scheduler_svc.core.scheduler import step, wake_at
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.metrics import CoreMetrics
-from scheduler_svc.observation import Exporter, ObservedLink, QueueTimes, load_view, model_view
+from scheduler_svc.observation import Exporter, IntegrityWatch, ObservedLink, QueueTimes, load_view, model_view
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class CoreLoop:
         self._outbox = Outbox()
         self._load_wanted: list[int] = []
         self._queue_times = QueueTimes()
-        self._exporter = Exporter(metrics)
+        self._exporter = Exporter(metrics, IntegrityWatch(metrics.step.invariant_checks, clock=clock))
         self._fenced: StaleEpoch | None = None
 
     def connect(self, *, links: Mapping[str, PlanLink], edges: EdgePort, masks: MaskPort) -> None:
@@ -180,13 +180,13 @@ class CoreLoop:
         self._wake.set()
 
     async def _wait(self) -> None:
-        due = wake_at(self._state)
-        limit_s = None if due is None else max(0.0, due - self._clock())
+        due = [at for at in (wake_at(self._state), self._exporter.integrity.wake_at(self._state)) if at is not None]
+        limit_s = max(0.0, min(due) - self._clock()) if due else None
         try:
             async with asyncio.timeout(limit_s):
                 await self._wake.wait()
         except TimeoutError:
-            pass  # the deadline that the core asked to be woken for
+            pass  # what the core or the check of its books asked to be woken for
         self._wake.clear()
 
     def _turn(self) -> None:
@@ -206,6 +206,9 @@ class CoreLoop:
             self._outbox.add_load(edge, load_view(gauges, self._links.values()))
         self._load_wanted.clear()
         self._edge_port.send(self._outbox.take())
+        if events:
+            self._exporter.integrity.changed()
+        self._exporter.integrity.check_if_due(self._state, gauges)
 
     def _note_submitted(self, events: Sequence[Event], arrived_at: float) -> None:
         for event in events:
@@ -222,7 +225,7 @@ class CoreLoop:
             self._mask_port.ask(instruction)
             return
         self._outbox.add(instruction)
-        if not isinstance(instruction, TokensReleased):
+        if isinstance(instruction, RequestFinished | RequestRefused):
             self._queue_times.ended(instruction.stream)
             self._mask_port.forget(instruction.stream)
 

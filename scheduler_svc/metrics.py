@@ -4,6 +4,7 @@ Knows nothing of who measures. Labels come from enums and from the configured wo
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -12,6 +13,13 @@ from protos.service.metrics import PLAN_BYTES_BUCKETS, PLAN_SECONDS_BUCKETS, QUE
 from protos.wire.enums import FinishReason, WorkerState
 
 PREFIX = "forwardplane_scheduler_"
+
+
+class CheckOutcome(StrEnum):
+    """What a check of the core's books found."""
+
+    OK = "ok"
+    BROKEN = "broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +31,7 @@ class RequestMetrics:
     running: Gauge
     waiting: Gauge
     prompt_tokens: Counter
+    prompt_tokens_cached: Counter
     output_tokens: Counter
     retractions: Counter
     migrations: Counter
@@ -39,7 +48,20 @@ class StepMetrics:
     batch_rows: Histogram
     kv_pages: Gauge
     kv_pages_used: Gauge
+    kv_pages_cached: Gauge
     kv_usage_ratio: Gauge
+    budget_tokens: Gauge
+    prediction_error_ratio: Gauge
+    invariant_checks: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheMetrics:
+    """The prefix caches of all workers. Set by the loop."""
+
+    queried_tokens: Counter
+    hit_tokens: Counter
+    evicted_pages: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +94,7 @@ class CoreMetrics:
 
     requests: RequestMetrics
     step: StepMetrics
+    cache: CacheMetrics
     plans: PlanMetrics
     workers: WorkerMetrics
     build: Info
@@ -120,6 +143,7 @@ def create_metrics(registry: CollectorRegistry) -> CoreMetrics:
     return CoreMetrics(
         requests=_request_metrics(registry),
         step=_step_metrics(registry),
+        cache=_cache_metrics(registry),
         plans=_plan_metrics(registry),
         workers=_worker_metrics(registry),
         build=Info(PREFIX + "build", "Version of this process.", registry=registry),
@@ -139,6 +163,9 @@ def _request_metrics(registry: CollectorRegistry) -> RequestMetrics:
         running=Gauge(PREFIX + "requests_running", "Requests that hold pages of a worker.", registry=registry),
         waiting=Gauge(PREFIX + "requests_waiting", "Requests that wait for admission.", registry=registry),
         prompt_tokens=Counter(PREFIX + "prompt_tokens", "Prompt tokens of ended requests.", registry=registry),
+        prompt_tokens_cached=Counter(
+            PREFIX + "prompt_tokens_cached", "Prompt tokens found in a prefix cache.", registry=registry
+        ),
         output_tokens=Counter(PREFIX + "output_tokens", "Output tokens released.", registry=registry),
         retractions=Counter(PREFIX + "retractions", "Requests retracted to give their pages back.", registry=registry),
         migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", registry=registry),
@@ -165,8 +192,40 @@ def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
         ),
         batch_rows=Histogram(PREFIX + "batch_rows", "Rows of a plan.", buckets=ROWS_BUCKETS, registry=registry),
         kv_pages=Gauge(PREFIX + "kv_pages", "Usable KV pages of attached workers.", registry=registry),
-        kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages in use.", registry=registry),
+        kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages that requests hold.", registry=registry),
+        kv_pages_cached=Gauge(
+            PREFIX + "kv_pages_cached", "KV pages in a prefix cache that no request holds.", registry=registry
+        ),
+        budget_tokens=Gauge(
+            PREFIX + "budget_tokens", "Prefill tokens a plan may carry.", ["worker"], registry=registry
+        ),
+        prediction_error_ratio=Gauge(
+            PREFIX + "step_prediction_error_ratio",
+            "Mean relative error of predicted device times, recently.",
+            ["worker"],
+            registry=registry,
+        ),
+        invariant_checks=_invariant_checks(registry),
         kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
+    )
+
+
+def _invariant_checks(registry: CollectorRegistry) -> Counter:
+    checks = Counter(
+        PREFIX + "invariant_checks", "Checks of the core's own books, by outcome.", ["outcome"], registry=registry
+    )
+    for outcome in CheckOutcome:
+        checks.labels(outcome.value)
+    return checks
+
+
+def _cache_metrics(registry: CollectorRegistry) -> CacheMetrics:
+    return CacheMetrics(
+        queried_tokens=Counter(
+            PREFIX + "prefix_cache_queried_tokens", "Known tokens of placed requests.", registry=registry
+        ),
+        hit_tokens=Counter(PREFIX + "prefix_cache_hit_tokens", "Of these, found in a cache.", registry=registry),
+        evicted_pages=Counter(PREFIX + "prefix_cache_evicted_pages", "Cached pages given up.", registry=registry),
     )
 
 

@@ -3,17 +3,30 @@
 Reads the state between two steps, never changes it. No clock: times are arguments.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prometheus_client import Counter
+
 from protos.wire.enums import SubPoolKind, WorkerState
+from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.state import SchedulerState, check_invariants
 from scheduler_svc.links.statistics import LinkCounts
-from scheduler_svc.metrics import CoreMetrics
+from scheduler_svc.metrics import CheckOutcome, CoreMetrics
+
+_logger = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 10.0
+_MOST_CHECK_SHARE = 0.001
+"""Of all time."""
+_MOST_PAGES_WHILE_BUSY = 10_000
+"""A check takes about 2 microseconds a page."""
 
 
 class ObservedLink(Protocol):
@@ -100,11 +113,51 @@ class QueueTimes:
             self._submitted_at.pop(handle, None)
 
 
+class IntegrityWatch:
+    """Checks the core's books when it is idle, and samples them while it is busy. The cost is bounded.
+
+    What is broken is counted and logged; streams go on, since each stands on its own pages.
+    """
+
+    def __init__(self, checks: Counter, *, clock: Callable[[], float]) -> None:
+        self._checks = checks
+        self._clock = clock
+        self._is_due_at = 0.0
+        self._has_changed = False
+
+    def changed(self) -> None:
+        """A step has had events."""
+        self._has_changed = True
+
+    def wake_at(self, state: SchedulerState) -> float | None:
+        """When an idle core should be checked; None: not again before something changes."""
+        return self._is_due_at if self._has_changed and not state.streams else None
+
+    def check_if_due(self, state: SchedulerState, gauges: CoreGauges) -> None:
+        """Check, unless a check was not long ago, or would hold up a busy core."""
+        began = self._clock()
+        if not self._has_changed or began < self._is_due_at:
+            return
+        if state.streams and _pages_held(gauges) > _MOST_PAGES_WHILE_BUSY:
+            return
+        outcome = CheckOutcome.OK
+        try:
+            check_invariants(state)
+        except InternalFault as error:
+            outcome = CheckOutcome.BROKEN
+            _logger.exception("the core's books are wrong", extra={"rule": error.message})
+        self._checks.labels(outcome.value).inc()
+        self._has_changed = False
+        ended = self._clock()
+        self._is_due_at = ended + max(_CHECK_INTERVAL_S, (ended - began) / _MOST_CHECK_SHARE)
+
+
 @dataclass(slots=True)
 class Exporter:
     """Copies the core's figures to the metrics after a step. Counters of the core only grow."""
 
     metrics: CoreMetrics
+    integrity: IntegrityWatch
     _seen: dict[str, int] = field(default_factory=dict)
 
     def export(self, gauges: CoreGauges, counters: CoreCounters) -> None:
@@ -114,10 +167,18 @@ class Exporter:
         requests.waiting.set(gauges.waiting)
         step.kv_pages.set(_pages(gauges))
         step.kv_pages_used.set(_pages_used(gauges))
+        step.kv_pages_cached.set(sum(sum(worker.pages_cached) for worker in gauges.workers))
+        for worker in gauges.workers:
+            step.budget_tokens.labels(worker.worker).set(worker.budget_tokens)
+            step.prediction_error_ratio.labels(worker.worker).set(worker.prediction_error)
         step.kv_usage_ratio.set(_usage(gauges))
         for name, counter, value in (
             ("prompt", requests.prompt_tokens, counters.prompt_tokens),
             ("output", requests.output_tokens, counters.output_tokens),
+            ("cached", requests.prompt_tokens_cached, counters.cache.prompt_tokens),
+            ("queried", self.metrics.cache.queried_tokens, counters.cache.queried_tokens),
+            ("hit", self.metrics.cache.hit_tokens, counters.cache.hit_tokens),
+            ("evicted", self.metrics.cache.evicted_pages, _evicted_pages(gauges, counters)),
             ("retractions", requests.retractions, counters.retractions),
             ("migrations", requests.migrations, counters.migrations),
             ("prefill", step.scheduled_tokens.labels("prefill"), counters.prefill_tokens),
@@ -165,6 +226,14 @@ def _pages(gauges: CoreGauges) -> int:
 
 def _pages_used(gauges: CoreGauges) -> int:
     return sum(sum(worker.pages_used) for worker in gauges.workers)
+
+
+def _evicted_pages(gauges: CoreGauges, counters: CoreCounters) -> int:
+    return counters.cache.evicted_pages + sum(worker.evicted_pages for worker in gauges.workers)
+
+
+def _pages_held(gauges: CoreGauges) -> int:
+    return sum(sum(worker.pages_used) + sum(worker.pages_cached) for worker in gauges.workers)
 
 
 def _usage(gauges: CoreGauges) -> float:

@@ -130,6 +130,14 @@ class GenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
+    def flush_cache(self) -> int:
+        """Empty the server's prefix caches; the number of pages that are free at once by that."""
+        try:
+            reply = self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return reply.freed_pages
+
 
 class AsyncGenerationClient:
     """Asyncio client of one scheduler, for one event loop. Close it, or use it with `async with`."""
@@ -210,6 +218,14 @@ class AsyncGenerationClient:
             return load_from(await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
+
+    async def flush_cache(self) -> int:
+        """As `GenerationClient.flush_cache`."""
+        try:
+            reply = await self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
+        return reply.freed_pages
 
 
 def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:

@@ -36,6 +36,16 @@ Prompt = str | Chat | TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
+class SchedulingOptions:
+    """When and beside whom a request runs."""
+
+    cache_salt: str = ""
+    """Cached prefixes are shared only between this caller's requests with the same salt."""
+    priority: int = 0
+    """Higher goes first where the server schedules by priority: -10 .. 10."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How tokens are drawn. `None` leaves the choice to the server."""
 
@@ -81,7 +91,7 @@ class GrammarOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(SamplingOptions, StopOptions, GrammarOptions):
+class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions, GrammarOptions):
     """What a caller may say about one request: `GenerateOptions(max_tokens=64, temperature=0)`."""
 
     logprobs: int | None = None
@@ -229,6 +239,8 @@ def _request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateR
         client_tag=options.client_tag,
         logprobs=options.logprobs,
         keep_special_tokens=True if options.keep_special_tokens else None,
+        cache_salt=options.cache_salt or None,
+        priority=options.priority or None,
         echo=True if options.echo else None,
         **_grammar(options),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, EdgeHello, EdgeToCore, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, EdgeHello, EdgeToCore, PauseStream, SubmitStream
 from protos.wire.errors import DataFault, InternalFault, QueueFull, UnavailableError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
 from scheduler_svc.bridge.frames import frame, read_body
@@ -63,9 +63,19 @@ class BridgeClient:
         self._pending.cancels.append(cancel)
         self._schedule(cancel.ByteSize())
 
+    def pause(self, pause: PauseStream) -> None:
+        """Say that a reader fell behind or caught up, with this turn's message. Never refused, as a cancellation."""
+        self._pending.pauses.append(pause)
+        self._schedule(pause.ByteSize())
+
     def ask_load(self) -> None:
         """Ask for a load snapshot; it arrives as a `CoreToEdge.load`."""
         self._pending.want_load = True
+        self._schedule(0)
+
+    def ask_flush(self) -> None:
+        """Ask to empty the prefix caches; the answer arrives as a `CoreToEdge.flushed`."""
+        self._pending.want_flush = True
         self._schedule(0)
 
     async def receive(self) -> CoreToEdge | None:

@@ -9,7 +9,10 @@ from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError, InternalFault, error_classes
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
 from scheduler_svc.core.events import (
+    CacheFlushed,
     Grammar,
+    ReaderPaused,
+    ReaderResumed,
     RequestCancelled,
     RequestFinished,
     RequestSpec,
@@ -53,6 +56,8 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         stop_token_ids=frozenset(_ids(message.stop_token_ids)),
         output_logprobs=message.output_logprobs,
         top_logprobs=message.top_logprobs,
+        isolation_domain=message.isolation_domain,
+        priority=message.priority,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
     )
     return RequestSubmitted(spec)
@@ -64,10 +69,18 @@ def cancelled(message: bridge_pb2.CancelStream, *, edge: int) -> RequestCancelle
     return RequestCancelled(StreamKey(edge, message.stream_id), reason)
 
 
+def paused(message: bridge_pb2.PauseStream, *, edge: int) -> ReaderPaused | ReaderResumed:
+    """The event of a reader that fell behind or caught up."""
+    stream = StreamKey(edge, message.stream_id)
+    return ReaderPaused(stream) if message.paused else ReaderResumed(stream)
+
+
 def add_tokens(update: bridge_pb2.StreamUpdate, released: TokensReleased) -> None:
     """Append newly released tokens to a stream's update."""
     if not update.token_ids:
         update.first_pos = released.first_pos
+    if released.first_pos == 0 and released.cached_tokens:
+        update.usage.cached_tokens = released.cached_tokens
     update.token_ids += np.asarray(released.token_ids, _IDS).tobytes()
     if released.logprobs:
         pairs = zip(released.token_ids, released.logprobs, strict=True)
@@ -110,6 +123,11 @@ def model_to_message(view: ModelView) -> bridge_pb2.CoreModel:
         max_logprobs=view.max_logprobs,
         serving=view.serving,
     )
+
+
+def flushed_to_message(flushed: CacheFlushed) -> generate_pb2.FlushCacheReply:
+    """The answer to a flush."""
+    return generate_pb2.FlushCacheReply(freed_pages=flushed.freed_pages)
 
 
 def load_to_message(view: LoadView) -> generate_pb2.GetLoadReply:

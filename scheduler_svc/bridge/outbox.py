@@ -6,9 +6,16 @@ Made and flushed by the loop. Knows nothing of sockets.
 from typing import TypeAlias
 
 from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, StreamUpdate
-from scheduler_svc.bridge.convert import add_finish, add_tokens, error_to_message, load_to_message, model_to_message
+from scheduler_svc.bridge.convert import (
+    add_finish,
+    add_tokens,
+    error_to_message,
+    flushed_to_message,
+    load_to_message,
+    model_to_message,
+)
 from scheduler_svc.bridge.views import LoadView, ModelView
-from scheduler_svc.core.events import RequestFinished, RequestRefused, StreamKey, TokensReleased
+from scheduler_svc.core.events import CacheFlushed, RequestFinished, RequestRefused, StreamKey, TokensReleased
 
 # One message for each connection.
 Messages: TypeAlias = dict[int, CoreToEdge]
@@ -21,8 +28,11 @@ class Outbox:
         self._messages: Messages = {}
         self._updates: dict[StreamKey, StreamUpdate] = {}
 
-    def add(self, instruction: TokensReleased | RequestFinished | RequestRefused) -> None:
-        """Add what the core says of one stream."""
+    def add(self, instruction: TokensReleased | RequestFinished | RequestRefused | CacheFlushed) -> None:
+        """Add what the core says of one stream, or answers."""
+        if isinstance(instruction, CacheFlushed):
+            self._message(instruction.edge).flushed.CopyFrom(flushed_to_message(instruction))
+            return
         update = self._update(instruction.stream)
         match instruction:
             case TokensReleased():

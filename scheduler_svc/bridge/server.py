@@ -16,10 +16,10 @@ from google.protobuf.message import DecodeError
 from protos.forwardplane.v1.bridge_pb2 import EdgeToCore
 from protos.wire.errors import DataFault, EngineError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
-from scheduler_svc.bridge.convert import cancelled, submitted
+from scheduler_svc.bridge.convert import cancelled, paused, submitted
 from scheduler_svc.bridge.frames import frame, read_body
 from scheduler_svc.bridge.outbox import Messages
-from scheduler_svc.core.events import Event
+from scheduler_svc.core.events import CacheFlushRequested, Event
 
 _logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class EdgeListener(Protocol):
         ...
 
     def edge_events(self, events: Sequence[Event]) -> None:
-        """One message's submits and cancellations, in order."""
+        """What one message says of streams and caches, in order."""
         ...
 
     def load_wanted(self, edge: int) -> None:
@@ -151,6 +151,9 @@ class BridgeServer:
         now = self._clock()
         events: list[Event] = [submitted(submit, edge=edge, now=now) for submit in message.submits]
         events.extend(cancelled(cancel, edge=edge) for cancel in message.cancels)
+        events.extend(paused(pause, edge=edge) for pause in message.pauses)
+        if message.want_flush:
+            events.append(CacheFlushRequested(edge))
         if events:
             self._listener.edge_events(events)
         if message.want_load:

@@ -89,12 +89,32 @@ def _check_queue(state: SchedulerState, spec: RequestSpec) -> EngineError | None
     waiting = len(state.waiting)
     if waiting >= settings.max_waiting_requests:
         message = f"{waiting} requests wait, the limit is {settings.max_waiting_requests}"
-        return QueueFull(message, field="max_waiting_requests", retry_after_ms=settings.retry_after_ms)
+        return _full(state, message, field="max_waiting_requests")
     tokens = state.waiting.tokens + len(spec.prompt_ids)
     if waiting and tokens > settings.max_waiting_tokens:
         message = f"{tokens} tokens would wait, the limit is {settings.max_waiting_tokens}"
-        return QueueFull(message, field="max_waiting_tokens", retry_after_ms=settings.retry_after_ms)
+        return _full(state, message, field="max_waiting_tokens")
     return None
+
+
+def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    """Whether the request would be placed before its deadline, as the queue has moved lately."""
+    if not len(state.waiting):
+        return None
+    wait_s = state.queue_rate.wait_s(state.waiting.tokens)
+    left_s = spec.deadline_s - state.now
+    if wait_s is None or wait_s <= left_s:
+        return None
+    message = f"the queue takes about {min(wait_s, 1e6):.0f} s, the request has {max(left_s, 0):.0f} s"
+    return _full(state, message, field="deadline")
+
+
+def _full(state: SchedulerState, message: str, *, field: str) -> QueueFull:
+    """With a hint that grows with the queue: when about half of it should be placed."""
+    settings = state.settings
+    wait_s = state.queue_rate.wait_s(state.waiting.tokens // 2) or 0.0
+    hint_ms = min(wait_s * 1e3, settings.most_retry_after_ms)
+    return QueueFull(message, field=field, retry_after_ms=max(settings.retry_after_ms, int(hint_ms)))
 
 
 _Check = Callable[[SchedulerState, RequestSpec], EngineError | None]
@@ -105,4 +125,5 @@ _CHECKS: tuple[_Check, ...] = (
     _check_rules,
     never_fits,
     _check_queue,
+    _check_wait,
 )

@@ -42,3 +42,4 @@ class PlanInFlight:
     handles: np.ndarray
     attempts: np.ndarray
     positions: np.ndarray
+    num_tokens: int

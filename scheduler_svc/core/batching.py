@@ -5,8 +5,8 @@ for prefill. The budget buys prefill beside them: chunks that end on page border
 """
 
 from scheduler_svc.core.batch import Batch, PlannedRow
-from scheduler_svc.core.policy import choose_victim, raise_ratio
 from scheduler_svc.core.request import Request, RequestStatus
+from scheduler_svc.core.reserve import choose_victim, raise_ratio
 from scheduler_svc.core.rule_budget import within_rule_bytes
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.transitions import requeue
@@ -28,12 +28,21 @@ def chunk_end(begin: int, *, known: int, budget: int, page_size: int) -> int:
     return (begin + budget) // page_size * page_size
 
 
+def prefills(request: Request) -> bool:
+    """Whether a request on a worker asks for chunks of the budget."""
+    return request.status is RequestStatus.PREFILLING and not request.standing.is_paused
+
+
+def _decodes(request: Request) -> bool:
+    return request.status is RequestStatus.RUNNING and not request.standing.is_paused
+
+
 def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     resolves_references = worker.resolves_references
     for request in list(worker.running.values()):
         position = request.planned_len
-        if request.status is not RequestStatus.RUNNING or position >= request.final_kv_len or request.awaits_mask:
+        if not _decodes(request) or position >= request.final_kv_len or request.awaits_mask:
             continue
         source = None
         if position >= request.sampled_len:
@@ -51,7 +60,7 @@ def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]
 def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     budget = min(worker.budget_tokens, worker.token_limit - num_decode)
-    prefilling = [request for request in worker.running.values() if request.status is RequestStatus.PREFILLING]
+    prefilling = [request for request in worker.running.values() if prefills(request)]
     for request in prefilling:
         if request.status is not RequestStatus.PREFILLING:  # retracted for the pages of one before it
             continue
@@ -76,7 +85,8 @@ def _has_pages(state: SchedulerState, worker: WorkerState, request: Request, *, 
         assert victim is not None, "the oldest request does not fit a pool it was admitted to"
         requeue(state, victim)
         state.counters.retractions += 1
-        raise_ratio(state, list(worker.running.values()))
+        if not victim.standing.is_paused:
+            raise_ratio(state, list(worker.running.values()))
         if victim is request:
             return False
     worker.memory.grow(holding, seq_len)

@@ -6,6 +6,20 @@ from protos.wire.enums import FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
+class CacheCounters:
+    """Of the prefix caches of all workers."""
+
+    queried_tokens: int = 0
+    """Known tokens of requests when they were placed, again after a retraction or migration."""
+    hit_tokens: int = 0
+    """Of these, found in the cache."""
+    prompt_tokens: int = 0
+    """Of these, in prompts, when their request was first placed: the sum of the `cached_tokens` of all usages."""
+    evicted_pages: int = 0
+    """Of workers that were lost; attached ones count in their gauges."""
+
+
+@dataclass(slots=True, kw_only=True)
 class CoreCounters:
     """Since the process started."""
 
@@ -30,6 +44,7 @@ class CoreCounters:
     """Rows whose request had ended or moved on before their result: wasted work."""
     late_results: int = 0
     """Whole results of a term or seq that was not expected."""
+    cache: CacheCounters = field(default_factory=CacheCounters)
     refused: dict[str, int] = field(default_factory=dict)
     """By reason of the error taxonomy."""
     finished: dict[FinishReason, int] = field(default_factory=dict)
@@ -45,6 +60,15 @@ class WorkerGauges:
     pages: tuple[int, ...]
     """Usable pages per sub-pool."""
     pages_used: tuple[int, ...]
+    """Of these, the ones that requests hold."""
+    pages_cached: tuple[int, ...]
+    """Of the others, those in the prefix cache: free for whoever needs them."""
+    evicted_pages: int
+    """Cached pages given up since the worker was attached."""
+    budget_tokens: int
+    """Prefill tokens a plan may carry."""
+    prediction_error: float
+    """Mean relative error of the cost model, recently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from scheduler_svc.core.batch import Batch, PlanInFlight
 from scheduler_svc.core.batching import next_batch
 from scheduler_svc.core.events import Instruction, SendPlan
 from scheduler_svc.core.plan_builder import build_plan
-from scheduler_svc.core.policy import decay_ratio
 from scheduler_svc.core.request import RequestStatus
+from scheduler_svc.core.reserve import decay_ratio
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -20,10 +20,13 @@ def send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]
     plan = build_plan(worker, batch, budget_ms=state.settings.plan_budget_ms)
     out.append(SendPlan(worker.name, plan))
     rows = plan.rows
-    worker.in_flight.append(PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1))
+    num_tokens = len(plan.tokens.ids)
+    worker.in_flight.append(
+        PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1, num_tokens)
+    )
     _mark_planned(worker, batch)
     worker.next_seq += 1
-    _count(state, batch, num_tokens=len(plan.tokens.ids))
+    _count(state, batch, num_tokens=num_tokens)
     return True
 
 

@@ -70,6 +70,10 @@ class RequestSpec:
     """End-of-sequence ids (unless ignored) and the caller's stop ids."""
     output_logprobs: bool = False
     top_logprobs: int = 0
+    isolation_domain: bytes = b""
+    """Requests share cached prefixes with their own domain only."""
+    priority: int = 0
+    """Higher goes first, under the policy `priority`."""
     grammar: Grammar | None = None
 
 
@@ -89,6 +93,27 @@ class RequestCancelled:
 
     stream: StreamKey
     reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPaused:
+    """The reader of a stream has fallen behind. Unknown streams are ignored."""
+
+    stream: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderResumed:
+    """A paused reader has caught up. Unknown streams are ignored."""
+
+    stream: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFlushRequested:
+    """An edge asks that no later request finds anything cached that was computed before."""
+
+    edge: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +151,8 @@ class MaskReady:
     """u8: bit i of byte i / 8, least significant first: id i may be sampled. Or why there is no mask."""
 
 
-Event = RequestSubmitted | RequestCancelled | WorkerAttached | WorkerLost | ResultReceived | MaskReady
+StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed | MaskReady
+Event = StreamEvent | CacheFlushRequested | WorkerAttached | WorkerLost | ResultReceived
 
 
 # --- instructions: out of the core
@@ -155,6 +181,7 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int
+    """Prompt tokens whose KV was in the prefix cache when the request was first placed."""
     output_tokens: int
 
 
@@ -168,6 +195,8 @@ class TokensReleased:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token when asked for."""
+    cached_tokens: int = 0
+    """As in `Usage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +218,15 @@ class RequestRefused:
     error: EngineError
 
 
+@dataclass(frozen=True, slots=True)
+class CacheFlushed:
+    """The answer to `CacheFlushRequested`."""
+
+    edge: int
+    freed_pages: int
+    """At once; pages that running requests use follow when these end."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NeedMask:
     """Ask what the grammar allows after `output_ids`. The request samples nothing more before `MaskReady`."""
@@ -199,4 +237,5 @@ class NeedMask:
     """i32: a copy. The mask's position is its length."""
 
 
-Instruction = SendPlan | TokensReleased | RequestFinished | RequestRefused | NeedMask
+StreamAnswer = TokensReleased | RequestFinished | RequestRefused
+Instruction = SendPlan | StreamAnswer | CacheFlushed | NeedMask

@@ -1,32 +1,45 @@
-"""Which waiting requests go to which worker now. First come, first served; the least loaded worker that has room.
+"""Which waiting requests go to which worker now: where most of their tokens are cached, then the least loaded one.
 
-A request that finds no room on the workers it would fit closes them for everybody behind it.
+A request that finds no room on the workers it would fit closes them for everybody behind it. A request whose next page
+another one is computing waits for it without pages, closes nothing, and is looked at again in every step.
 """
 
-from scheduler_svc.core.policy import reserve_target
-from scheduler_svc.core.request import Request, RequestStatus
+from collections.abc import Iterator
+
+from scheduler_svc.core.batching import prefills
+from scheduler_svc.core.policy import QueueView
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.reserve import reserve_target
 from scheduler_svc.core.state import SchedulerState
-from scheduler_svc.core.transitions import place
+from scheduler_svc.core.transitions import place, requeue
 from scheduler_svc.core.worker_state import WorkerState
+from scheduler_svc.memory.prefix_match import PrefixMatch
+
+_MOST_PASSED_OVER = 256
+"""Requests that wait for another's prefix and are passed over in one step, so that its cost is bounded."""
 
 
 class _Desk:
-    """A worker that may take requests in this pass. Makes no decision about order."""
+    """A worker in this pass. Makes no decision about order."""
 
     def __init__(self, worker: WorkerState, state: SchedulerState) -> None:
         self.worker = worker
-        self._ratio = state.new_token_ratio
-        self._settings = state.settings
+        self._state = state
         self._spare: list[int] = []
-        """Free pages per sub-pool after what the running requests are expected to need."""
-        self._backlog = sum(_left_to_plan(request) for request in worker.running.values())
+        """Pages per sub-pool that are left after what the running requests are expected to need."""
+        self._backlog = sum(_left_to_plan(request) for request in worker.running.values() if prefills(request))
         if self.is_open:
             self._spare = self._count_spare()
 
     @property
     def is_open(self) -> bool:
         """Whether a request placed now would start in the next plan."""
-        return len(self.worker.running) < self.worker.row_limit and self._backlog < self.worker.budget_tokens
+        return not self.has_no_row and self._backlog < self.worker.budget_tokens
+
+    @property
+    def has_no_row(self) -> bool:
+        """Whether the worker has as many requests as it may have."""
+        return len(self.worker.running) >= self.worker.row_limit
 
     @property
     def load(self) -> tuple[int, int]:
@@ -39,52 +52,114 @@ class _Desk:
         fits_context = request.final_kv_len < limits.context_tokens
         return fits_context and self.worker.memory.capacity_tokens >= request.final_kv_len
 
-    def can_take(self, request: Request) -> bool:
+    def match(self, request: Request) -> PrefixMatch:
+        """What is cached of the request here."""
+        memory, domain = self.worker.memory, request.spec.isolation_domain
+        if not request.cache_use.is_trusting:
+            return PrefixMatch(memory.cache, domain)
+        matches = request.cache_use.matches
+        match = memory.match(domain, request.tokens, matches.get(self.worker.name))
+        matches[self.worker.name] = match
+        return match
+
+    def can_take(self, request: Request, match: PrefixMatch) -> bool:
         """Whether there are pages for it and its reserve; an empty worker takes whatever suits it."""
-        needs = self._needs(request)
-        if not self.worker.running:
-            needs = self.worker.memory.demand(request.sampled_len)
-        return all(need <= spare for need, spare in zip(needs, self._spare, strict=True))
+        target = self._target(request) if self.worker.running else request.sampled_len
+        return all(need <= spare for need, spare in zip(self._needs(target, match), self._spare, strict=True))
 
-    def take(self, request: Request) -> None:
+    def take(self, request: Request, match: PrefixMatch) -> None:
         """Place it and count it."""
-        self._spare = [spare - need for spare, need in zip(self._spare, self._needs(request), strict=True)]
-        self._backlog += request.sampled_len
-        place(request, self.worker)
+        needs = self._needs(self._target(request), match)
+        self._spare = [spare - need for spare, need in zip(self._spare, needs, strict=True)]
+        place(self._state, request, self.worker, match=match)
+        self._backlog += _left_to_plan(request)
 
-    def _needs(self, request: Request) -> list[int]:
-        return self.worker.memory.demand(reserve_target(request, self._ratio, self._settings))
+    def _target(self, request: Request) -> int:
+        return reserve_target(request, self._state.new_token_ratio, self._state.settings)
+
+    def _needs(self, target: int, match: PrefixMatch) -> list[int]:
+        memory = self.worker.memory
+        return [need - shared for need, shared in zip(memory.demand(target), memory.shared(match), strict=True)]
 
     def _count_spare(self) -> list[int]:
         memory = self.worker.memory
-        running = self.worker.running.values()
-        targets = [reserve_target(request, self._ratio, self._settings) for request in running]
+        running = [request for request in self.worker.running.values() if not request.standing.is_paused]
+        targets = [self._target(request) for request in running]
         further = memory.further_demand([request.holding for request in running if request.holding], targets)
-        return [free - need for free, need in zip(memory.free(), further, strict=True)]
+        return [available - need for available, need in zip(memory.available(), further, strict=True)]
 
 
 def admit_waiting(state: SchedulerState) -> None:
-    """Place as many waiting requests as there is room for."""
+    """Place as many waiting requests as there is room for, if need be in place of paused ones."""
     if not len(state.waiting) or not state.workers:
         return
-    desks = [desk for worker in state.workers.values() if (desk := _Desk(worker, state)).is_open]
-    placed: list[Request] = []
-    for request in state.waiting:
-        if not desks:
+    full = _place_waiting(state)
+    paused = [
+        request for name in full for request in state.workers[name].running.values() if request.standing.is_paused
+    ]
+    for request in paused:
+        requeue(state, request)
+        state.counters.retractions += 1
+    if paused:
+        _place_waiting(state)
+
+
+def _place_waiting(state: SchedulerState) -> set[str]:
+    """The workers that had no pages or rows left for somebody who waits."""
+    desks = [_Desk(worker, state) for worker in state.workers.values()]
+    closed = {desk.worker.name for desk in desks if not desk.is_open}
+    full = {desk.worker.name for desk in desks if desk.has_no_row}
+    passed_over = 0
+    placed: list[tuple[Request, float]] = []
+    for request in _in_order(state, desks):
+        if len(closed) == len(desks) or passed_over > _MOST_PASSED_OVER:
             break
-        if request.awaits_mask:
+        if request.standing.is_paused or request.awaits_mask:
             continue
-        suitable = [desk for desk in desks if desk.suits(request)]
-        able = [desk for desk in suitable if desk.can_take(request)]
-        if able:
-            min(able, key=lambda desk: desk.load).take(request)
-            placed.append(request)
-            desks = [desk for desk in desks if desk.is_open]
-        else:
-            desks = [desk for desk in desks if desk not in suitable]
-    for request in placed:
-        state.waiting.remove(request)
+        suitable = [(desk, desk.match(request)) for desk in desks if desk.suits(request)]
+        if _is_awaited(suitable):
+            passed_over += 1
+            continue
+        taker = _try_to_place(request, [offer for offer in suitable if offer[0].worker.name not in closed])
+        if taker is None:
+            unable = {desk.worker.name for desk, _ in suitable} - closed
+            full |= unable
+            closed |= unable
+            continue
+        placed.append((request, reserve_target(request, state.new_token_ratio, state.settings) - request.kv_len))
+        if not taker.is_open:
+            closed.add(taker.worker.name)
+    for request, tokens in placed:
+        state.waiting.remove_placed(request, tokens=tokens)
+        state.queue_rate.placed(request.sampled_len)
+    return full
+
+
+def _in_order(state: SchedulerState, desks: list[_Desk]) -> Iterator[Request]:
+    def cached_tokens(request: Request) -> int:
+        return max(desk.match(request).pages * desk.worker.memory.page_size for desk in desks)
+
+    def expected_tokens(request: Request) -> int:
+        return reserve_target(request, state.new_token_ratio, state.settings)
+
+    return state.waiting.in_order(QueueView(state.now, cached_tokens, expected_tokens))
+
+
+def _is_awaited(offers: list[tuple[_Desk, PrefixMatch]]) -> bool:
+    """Whether some worker is about to have more of the request than any worker has now."""
+    most = max((match.pages for _, match in offers), default=0)
+    return any(match.is_upcoming and match.pages >= most for _, match in offers)
+
+
+def _try_to_place(request: Request, offers: list[tuple[_Desk, PrefixMatch]]) -> _Desk | None:
+    """Place the request on the best of the workers that can take it; None if none can."""
+    able = [(desk, match) for desk, match in offers if desk.can_take(request, match)]
+    if not able:
+        return None
+    desk, match = min(able, key=lambda offer: (-offer[1].pages, offer[0].load))
+    desk.take(request, match)
+    return desk
 
 
 def _left_to_plan(request: Request) -> int:
-    return request.sampled_len - request.planned_len if request.status is RequestStatus.PREFILLING else 0
+    return request.sampled_len - request.planned_len

@@ -1,41 +1,96 @@
-"""Choices that another policy would make differently: the reserve for new tokens, the victim of a retraction."""
+"""Who goes next among the waiting requests of one isolation domain: the scheduling policies behind one protocol.
 
-import math
-from collections.abc import Sequence
+Between domains `fair_share` decides. Pure; a policy has no state.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from scheduler_svc.core.request import Request
-from scheduler_svc.core.settings import CoreSettings
-from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.settings import CoreSettings, PolicyKind
 
-_RETRACTION_HEADROOM_TOKENS = 20
+Rank: TypeAlias = tuple[float, ...]
+"""Lower goes first."""
 
-
-def reserve_target(request: Request, ratio: float, settings: CoreSettings) -> int:
-    """Length up to which pages are kept free for a request: what is known or planned, and a share of what may come."""
-    begin = max(request.planned_len, request.sampled_len)
-    left = request.final_kv_len - begin
-    if left <= 0:
-        return min(begin, request.final_kv_len)
-    return begin + max(1, math.ceil(ratio * min(left, settings.reserve_clip_tokens)))
+_MOST_MATCHED = 128
+"""Waiting requests of a domain up to which `lpm` looks at what is cached; above it is `fcfs`."""
+_PATIENCE_S = 10.0
+"""Seconds after which a request goes first though little of it is cached."""
 
 
-def choose_victim(running: Sequence[Request]) -> Request | None:
-    """The request to retract: fewest outputs, then youngest; never the oldest. None if there is no other."""
-    oldest = min(running, key=lambda request: request.handle)
-    others = [request for request in running if request is not oldest]
-    return min(others, key=lambda request: (request.output_len, -request.handle), default=None)
+class QueueView(NamedTuple):
+    """What a policy may look at beside the requests, in one pass."""
+
+    now: float
+    """On the core's clock."""
+    cached_tokens: Callable[[Request], int]
+    """Of a request, on the worker that has most."""
+    expected_tokens: Callable[[Request], int]
+    """What placing a request would give its domain."""
 
 
-def decay_ratio(state: SchedulerState) -> None:
-    """One decode step without trouble: a little less caution."""
-    settings = state.settings
-    step = (settings.new_token_ratio_start - settings.new_token_ratio_floor) / settings.new_token_ratio_decay_steps
-    state.new_token_ratio = max(settings.new_token_ratio_floor, state.new_token_ratio - step)
+class SchedulePolicy(Protocol):
+    """Made once by `make_policy`."""
+
+    def rank(self, request: Request, /) -> Rank:
+        """Place of a request in the queue of its domain; does not change while it waits."""
+        ...
+
+    def in_order(self, queue: Sequence[Request], view: QueueView, /) -> Sequence[Request]:
+        """The requests of one domain, of which `queue` has them by rank, as they are looked at now."""
+        ...
 
 
-def raise_ratio(state: SchedulerState, running: Sequence[Request]) -> None:
-    """After a retraction: at least the share of their output that those who stay have used, and some headroom."""
-    outputs = sum(request.output_len for request in running)
-    most = sum(request.spec.max_tokens for request in running)
-    ratio = (outputs + _RETRACTION_HEADROOM_TOKENS * len(running)) / (most + 1)
-    state.new_token_ratio = min(1.0, max(state.new_token_ratio, ratio))
+class FirstComeFirstServed:
+    """Those that had been running come first, by seniority, then new ones in order of arrival."""
+
+    def rank(self, request: Request, /) -> Rank:
+        """By seniority."""
+        return (0 if request.standing.has_run else 1, request.standing.seniority)
+
+    def in_order(self, queue: Sequence[Request], _view: QueueView, /) -> Sequence[Request]:
+        """As they are."""
+        return queue
+
+
+class LongestPrefixMatch(FirstComeFirstServed):
+    """The most cached tokens first, which evicts least; those that had been running or wait for long before."""
+
+    def in_order(self, queue: Sequence[Request], view: QueueView, /) -> Sequence[Request]:
+        """By what is cached now, unless too many wait to look."""
+        if len(queue) > _MOST_MATCHED:
+            return queue
+
+        def key(request: Request) -> Rank:
+            standing = request.standing
+            comes_first = standing.has_run or view.now - standing.queued_at >= _PATIENCE_S
+            return (0, 0) if comes_first else (1, -view.cached_tokens(request))
+
+        return sorted(queue, key=key)
+
+
+class ByPriority:
+    """Higher priority first; one level weighs as much as some seconds of waiting, so nobody waits for ever."""
+
+    def __init__(self, *, aging_s: float) -> None:
+        self._aging_s = aging_s
+
+    def rank(self, request: Request, /) -> Rank:
+        """When it would have come with priority 0."""
+        standing = request.standing
+        return (standing.queued_at - self._aging_s * request.spec.priority, standing.seniority)
+
+    def in_order(self, queue: Sequence[Request], _view: QueueView, /) -> Sequence[Request]:
+        """As they are."""
+        return queue
+
+
+def make_policy(settings: CoreSettings) -> SchedulePolicy:
+    """The policy that the settings name."""
+    match settings.schedule_policy:
+        case PolicyKind.FCFS:
+            return FirstComeFirstServed()
+        case PolicyKind.LPM:
+            return LongestPrefixMatch()
+        case PolicyKind.PRIORITY:
+            return ByPriority(aging_s=settings.priority_aging_s)

@@ -15,7 +15,8 @@ from enum import Enum, auto
 
 from scheduler_svc.core.events import NeedMask, RequestSpec
 from scheduler_svc.core.request_rules import RequestRules, request_rules
-from scheduler_svc.memory.worker_memory import PageHolding
+from scheduler_svc.memory.page_holding import PageHolding
+from scheduler_svc.memory.prefix_match import PrefixMatch
 
 
 class RequestStatus(Enum):
@@ -42,16 +43,45 @@ TokenSource = tuple[int, int]
 """Which plan (its seq) samples a token, and in which row."""
 
 
+@dataclass(slots=True)
+class CacheUse:
+    """A request and the prefix caches."""
+
+    matches: dict[str, PrefixMatch] = field(default_factory=dict)
+    """By worker, while the request waits: what was found last."""
+    cached_tokens: int | None = None
+    """Prompt tokens found when it was first placed; None before."""
+    is_trusting: bool = True
+    """False after bad numbers, until the next token: it uses nothing that others computed."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """A request among others."""
+
+    seniority: int
+    """Lower is older: its handle, until its reader falls behind."""
+    queued_at: float
+    """When it was accepted."""
+    rank: tuple[float, ...] = ()
+    """Its place in the waiting queue, while it waits. Set by the queue."""
+    has_run: bool = False
+    """It had pages before."""
+    is_paused: bool = False
+    """Its reader has fallen behind: it is in no plan, and the first to be retracted."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Mutable; changed only by the core."""
 
     spec: RequestSpec
     handle: int
-    """Minted in order of arrival, so it is the seniority as well: lower is older."""
+    """Minted in order of arrival."""
     tokens: "array[int]"
     """i32: prompt, then output."""
     prompt_len: int
+    standing: Standing
     status: RequestStatus = RequestStatus.WAITING
     attempt: int = 0
     """Raised whenever results of earlier plans must no longer count."""
@@ -62,6 +92,7 @@ class Request:
     holding: PageHolding | None = None
     failures: int = 0
     """Row failures since the last token."""
+    cache_use: CacheUse = field(default_factory=CacheUse)
     rules: RequestRules | None = None
     """What it does to its logits; None: nothing."""
     samples_at_random: bool = field(init=False)
@@ -122,7 +153,15 @@ class Request:
         self.sample_source = None
 
 
-def new_request(spec: RequestSpec, handle: int) -> Request:
+def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
     """A request that waits, with its prompt as known tokens."""
     tokens = array("i", spec.prompt_ids.astype("i4").tobytes())
-    return Request(spec=spec, handle=handle, tokens=tokens, prompt_len=len(tokens), rules=request_rules(spec))
+    standing = Standing(seniority=handle, queued_at=now)
+    return Request(
+        spec=spec,
+        handle=handle,
+        tokens=tokens,
+        prompt_len=len(tokens),
+        standing=standing,
+        rules=request_rules(spec),
+    )

@@ -5,14 +5,15 @@ A row counts only if handle, attempt and position are those planned, and the req
 
 from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidRequest
-from protos.wire.result import ForwardResult, PlanRejection
+from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
+from scheduler_svc.core.cost_model import PlanShape
 from scheduler_svc.core.events import Instruction, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
-from scheduler_svc.core.transitions import fail, finish, requeue, rewind
+from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind
 from scheduler_svc.core.worker_state import WorkerState
 
 _BAD_NUMBERS = (RowFailure.NAN, RowFailure.CANARY)
@@ -28,6 +29,8 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
     if event.result.rejection is not None:
         _reject(state, plan, event.result.rejection, out=out)
         return
+    shape = PlanShape(plan.num_tokens, int(plan.positions.sum()) + len(plan.rows))
+    worker.measured(shape, _device_s(event.result.timings))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
     rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
     for row, token_id, failure, logprobs in rows:
@@ -39,10 +42,15 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
             _retry_row(state, request, failure=RowFailure(failure), out=out)
             continue
         request.kv_len = row.seq_len
+        assert request.holding is not None
+        worker.memory.commit(request.holding, request.tokens, request.kv_len)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
-        if worker.has_windows and request.holding is not None:
-            worker.memory.give_up_passed(request.holding, request.kv_len)
+
+
+def _device_s(timings: PlanTimings) -> float:
+    spent = (timings.host_to_device_ns, timings.forward_ns, timings.sample_ns, timings.device_to_host_ns)
+    return sum(spent) / 1e9
 
 
 def _is_next(worker: WorkerState, result: ForwardResult) -> bool:
@@ -64,9 +72,18 @@ def _commit(
     position = request.output_len
     request.append(token_id)
     request.failures = 0
+    request.cache_use.is_trusting = True
     state.counters.output_tokens += 1
     spec = request.spec
-    out.append(TokensReleased(stream=spec.stream, first_pos=position, token_ids=(token_id,), logprobs=logprobs))
+    out.append(
+        TokensReleased(
+            stream=spec.stream,
+            first_pos=position,
+            token_ids=(token_id,),
+            logprobs=logprobs,
+            cached_tokens=request.cache_use.cached_tokens or 0,
+        )
+    )
     reason = finish_reason(spec, token_id, output_len=position + 1)
     if reason is not None:
         stop = token_id if reason is FinishReason.STOP else None
@@ -78,7 +95,11 @@ def _commit(
 
 
 def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, out: list[Instruction]) -> None:
-    """Try again: from nothing after bad numbers, from `kv_len` otherwise; give up after the allowed retries."""
+    """Try again, from `kv_len`; give up after the allowed retries.
+
+    After bad numbers from nothing: no cached page is used that this attempt or another has computed, and those that
+    this attempt used or computed leave the cache, even if it gives up.
+    """
     state.counters.failed_rows += 1
     request.failures += 1
     settings = state.settings
@@ -87,6 +108,8 @@ def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, 
         fail(state, request, error=InvalidRequest(message, field="sampling"), out=out)
         return
     bad_numbers = failure in _BAD_NUMBERS
+    if bad_numbers:
+        distrust(state, request)
     if request.failures > (settings.data_fault_retries if bad_numbers else settings.row_retries):
         fail(state, request, error=_row_error(request, failure), out=out)
     elif bad_numbers:

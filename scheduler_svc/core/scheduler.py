@@ -8,9 +8,13 @@ from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import never_fits, refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
+    CacheFlushed,
+    CacheFlushRequested,
     Event,
     Instruction,
     MaskReady,
+    ReaderPaused,
+    ReaderResumed,
     RequestCancelled,
     RequestSpec,
     RequestSubmitted,
@@ -20,9 +24,10 @@ from scheduler_svc.core.events import (
 )
 from scheduler_svc.core.masks import take_mask
 from scheduler_svc.core.placement import admit_waiting
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
-from scheduler_svc.core.transitions import accept, fail, finish, refuse, requeue
+from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, requeue, resume
 from scheduler_svc.core.worker_state import attach
 
 
@@ -32,11 +37,13 @@ def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Ins
     Raises:
         UnsupportedFeature: a worker was attached that `check_worker` refuses.
     """
+    state.now = now
     out: list[Instruction] = []
     for event in events:
         _apply(state, event, out)
-    _end_expired(state, now, out)
+    _end_expired(state, out)
     _schedule(state, out)
+    state.queue_rate.passed(state.now, is_busy=len(state.waiting) > 0 and bool(state.workers))
     return out
 
 
@@ -51,16 +58,34 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             consume(state, event, out)
         case RequestSubmitted(spec):
             _submit(state, spec, out)
-        case RequestCancelled(stream, reason):
-            request = state.streams.get(stream)
+        case RequestCancelled() | ReaderPaused() | ReaderResumed():
+            request = state.streams.get(event.stream)
             if request is not None:
-                finish(state, request, reason=reason, out=out)
+                _apply_to(state, request, event, out)
         case MaskReady():
             take_mask(state, event, out)
+        case CacheFlushRequested(edge):
+            freed = sum(worker.memory.cache.flush() for worker in state.workers.values())
+            out.append(CacheFlushed(edge, freed))
         case WorkerAttached():
             _attach(state, event, out)
         case WorkerLost(worker):
             _lose(state, worker)
+
+
+def _apply_to(
+    state: SchedulerState,
+    request: Request,
+    event: RequestCancelled | ReaderPaused | ReaderResumed,
+    out: list[Instruction],
+) -> None:
+    match event:
+        case RequestCancelled(_, reason):
+            finish(state, request, reason=reason, out=out)
+        case ReaderPaused():
+            pause(state, request)
+        case ReaderResumed():
+            resume(state, request)
 
 
 def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) -> None:
@@ -96,11 +121,12 @@ def _lose(state: SchedulerState, name: str) -> None:
     for request in list(worker.running.values()):
         requeue(state, request)
         state.counters.migrations += 1
+    state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
     del state.workers[name]
 
 
-def _end_expired(state: SchedulerState, now: float, out: list[Instruction]) -> None:
-    while (deadline := next_deadline(state)) is not None and deadline <= now:
+def _end_expired(state: SchedulerState, out: list[Instruction]) -> None:
+    while (deadline := next_deadline(state)) is not None and deadline <= state.now:
         _, _, request = heapq.heappop(state.deadlines)
         finish(state, request, reason=FinishReason.DEADLINE, out=out)
 

@@ -7,10 +7,13 @@ from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.policy import make_policy
+from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
+from scheduler_svc.memory.memory_check import check_memory
 
 _DEAD_DEADLINES = 64
 
@@ -29,22 +32,26 @@ class SchedulerState:
 
     settings: CoreSettings
     new_token_ratio: float
+    waiting: WaitingQueue
+    now: float = 0.0
+    """Of the current step, on the clock of the shell."""
     streams: dict[StreamKey, Request] = field(default_factory=dict)
     """Every live request: waiting, or on a worker."""
-    waiting: WaitingQueue = field(default_factory=WaitingQueue)
     workers: dict[str, WorkerState] = field(default_factory=dict)
     """Attached now."""
     known: dict[str, WorkerFacts] = field(default_factory=dict)
     """Ever attached."""
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
+    queue_rate: QueueRate = field(default_factory=QueueRate)
     next_handle: int = 1
     counters: CoreCounters = field(default_factory=CoreCounters)
 
     @classmethod
     def create(cls, settings: CoreSettings) -> "SchedulerState":
         """The state of a core that has seen nothing."""
-        return cls(settings=settings, new_token_ratio=settings.new_token_ratio_start)
+        waiting = WaitingQueue(make_policy(settings))
+        return cls(settings=settings, new_token_ratio=settings.new_token_ratio_start, waiting=waiting)
 
     def gauges(self) -> CoreGauges:
         """A snapshot for metrics and GetLoad."""
@@ -88,7 +95,7 @@ def check_invariants(state: SchedulerState) -> None:
 
 def _check_worker(worker: WorkerState) -> None:
     running = list(worker.running.values())
-    worker.memory.check([request.holding for request in running if request.holding is not None])
+    check_memory(worker.memory, [request.holding for request in running if request.holding is not None])
     _require(len(running) <= worker.row_limit, "requests on a worker are within its rows")
     _require(len(worker.in_flight) <= worker.window, "plans in flight are within the window")
     seqs = [plan.seq for plan in worker.in_flight]
@@ -126,12 +133,16 @@ def _require(holds: object, rule: str) -> None:
 
 
 def _worker_gauges(worker: WorkerState) -> WorkerGauges:
-    usable = worker.memory.usable()
-    used = [total - free for total, free in zip(usable, worker.memory.free(), strict=True)]
+    memory = worker.memory
+    cached = [memory.cache.evictable(index) for index in range(len(memory.allocators))]
     return WorkerGauges(
         worker=worker.name,
         requests=len(worker.running),
         plans_in_flight=len(worker.in_flight),
-        pages=tuple(usable),
-        pages_used=tuple(used),
+        pages=tuple(allocator.usable for allocator in memory.allocators),
+        pages_used=tuple(pool.held - unused for pool, unused in zip(memory.allocators, cached, strict=True)),
+        pages_cached=tuple(cached),
+        evicted_pages=memory.cache.evicted_pages,
+        budget_tokens=worker.budget_tokens,
+        prediction_error=worker.cost.error_ratio,
     )

@@ -11,11 +11,12 @@ from scheduler_svc.core.events import Instruction, RequestFinished, RequestRefus
 from scheduler_svc.core.request import Request, RequestStatus, new_request
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.worker_state import WorkerState
+from scheduler_svc.memory.prefix_match import PrefixMatch
 
 
 def accept(state: SchedulerState, spec: RequestSpec) -> Request:
     """A new request, behind all that wait."""
-    request = new_request(spec, state.next_handle)
+    request = new_request(spec, state.next_handle, now=state.now)
     state.next_handle += 1
     state.streams[spec.stream] = request
     state.waiting.append(request)
@@ -24,11 +25,22 @@ def accept(state: SchedulerState, spec: RequestSpec) -> Request:
     return request
 
 
-def place(request: Request, worker: WorkerState) -> None:
-    """Reserve pages for all known tokens on the worker. The caller takes the request out of the queue."""
+def place(state: SchedulerState, request: Request, worker: WorkerState, *, match: PrefixMatch) -> None:
+    """Reserve pages for all known tokens on the worker, behind what is cached of them.
+
+    The caller takes the request out of the queue.
+    """
+    use, memory = request.cache_use, worker.memory
     request.move_to(RequestStatus.PREFILLING)
-    request.holding = worker.memory.reserve(request.sampled_len)
+    request.holding = memory.reserve(request.tokens, match, trusts_cache=use.is_trusting)
+    request.kv_len = request.planned_len = len(request.holding.path) * memory.page_size
     worker.running[request.handle] = request
+    use.matches.clear()
+    state.counters.cache.queried_tokens += request.sampled_len
+    state.counters.cache.hit_tokens += request.kv_len
+    if use.cached_tokens is None:
+        use.cached_tokens = min(request.kv_len, request.prompt_len)
+        state.counters.cache.prompt_tokens += use.cached_tokens
 
 
 def requeue(state: SchedulerState, request: Request) -> None:
@@ -37,6 +49,37 @@ def requeue(state: SchedulerState, request: Request) -> None:
     request.void_plans(kv_len=0)
     request.move_to(RequestStatus.WAITING)
     state.waiting.put_back(request)
+
+
+def distrust(state: SchedulerState, request: Request) -> None:
+    """Bad numbers: take every page the request uses out of its worker's cache, and let it use no other's."""
+    assert request.holding is not None
+    state.workers[request.holding.key.worker].memory.distrust(request.holding)
+    request.cache_use.is_trusting = False
+
+
+def pause(state: SchedulerState, request: Request) -> None:
+    """The reader has fallen behind: no more plans for it, and all others are older than it from now on."""
+    standing = request.standing
+    if standing.is_paused:
+        return
+    waits = request.status is RequestStatus.WAITING
+    if waits:
+        state.waiting.remove(request)
+    standing.is_paused = True
+    standing.seniority = state.next_handle
+    state.next_handle += 1
+    if waits:
+        state.waiting.append(request)
+    elif request.holding is not None:
+        state.workers[request.holding.key.worker].memory.announce(request.holding, None)
+
+
+def resume(state: SchedulerState, request: Request) -> None:
+    """The reader has caught up."""
+    request.standing.is_paused = False
+    if request.holding is not None:
+        state.workers[request.holding.key.worker].memory.announce(request.holding, request.tokens)
 
 
 def rewind(request: Request) -> None:
@@ -59,7 +102,11 @@ def finish(
     """End a request with a reason; its last word."""
     _remove(state, request)
     state.counters.finished[reason] = state.counters.finished.get(reason, 0) + 1
-    usage = Usage(prompt_tokens=request.prompt_len, cached_tokens=0, output_tokens=request.output_len)
+    usage = Usage(
+        prompt_tokens=request.prompt_len,
+        cached_tokens=request.cache_use.cached_tokens or 0,
+        output_tokens=request.output_len,
+    )
     out.append(RequestFinished(stream=request.spec.stream, reason=reason, usage=usage, stop_token_id=stop_token_id))
 
 

@@ -109,6 +109,7 @@ class Admission:
             drawn_seed=secrets.randbits(64),
             deadline_ms=max(1, int(left_s * 1000)),
         )
+        submit.isolation_domain = caller.isolation_domain(request.cache_salt)
         submit.request_id = secrets.token_hex(16)
         names = StreamNames(
             request_id=submit.request_id,

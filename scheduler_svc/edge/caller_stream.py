@@ -6,7 +6,7 @@ first that happens; what waits for a slow reader is bounded.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,7 @@ class CallerStream:
         self._not_before = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._tell_taken: Callable[[CallerStream], None] | None = None
 
     @classmethod
     def begin(
@@ -95,6 +96,15 @@ class CallerStream:
             cached_tokens=self._cached_tokens if is_first_sample else 0,
             output_tokens=self._text.next_pos,
         )
+
+    @property
+    def ids_for_reader(self) -> int:
+        """Ids that wait for the reader; 0 for one that takes everything at the end."""
+        return 0 if self._max_held_ids is None else self._text.held_ids
+
+    def on_taken(self, listener: Callable[["CallerStream"], None]) -> None:
+        """Tell `listener` whenever the reader has taken a chunk of a stream that runs."""
+        self._tell_taken = listener
 
     def update(self, update: StreamUpdate) -> None:
         """Take what the core says. A stop string ends the stream here, before a finish that the core decided later."""
@@ -148,6 +158,8 @@ class CallerStream:
             chunk.finish.CopyFrom(self._finish)
             chunk.usage.CopyFrom(self.usage)
             chunk.seed = self.names.seed
+        elif self._tell_taken is not None and not self.is_over:
+            self._tell_taken(self)
         return chunk
 
     def _push(self, update: StreamUpdate) -> None:

@@ -10,19 +10,26 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, StreamUpdate, SubmitStream
-from protos.forwardplane.v1.generate_pb2 import GetLoadReply
+from protos.forwardplane.v1.bridge_pb2 import (
+    CancelStream,
+    CoreModel,
+    CoreToEdge,
+    PauseStream,
+    StreamUpdate,
+    SubmitStream,
+)
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream
+from scheduler_svc.edge.core_questions import CoreQuestions
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
+from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits, SlowReaders
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_MS = 1000
-_LOAD_TIMEOUT_S = 5.0
 
 
 class CoreConnection(Protocol):
@@ -36,8 +43,16 @@ class CoreConnection(Protocol):
         """Send a cancellation."""
         ...
 
+    def pause(self, pause: PauseStream) -> None:
+        """Say that a reader fell behind or caught up."""
+        ...
+
     def ask_load(self) -> None:
         """Ask for a load snapshot."""
+        ...
+
+    def ask_flush(self) -> None:
+        """Ask to empty the prefix caches."""
         ...
 
     async def receive(self) -> CoreToEdge | None:
@@ -49,7 +64,13 @@ class CoreLink:
     """Made by the edge's composition root, used on its event loop."""
 
     def __init__(
-        self, connection: CoreConnection, card: ModelCard, *, has_chat_template: bool, max_streams: int
+        self,
+        connection: CoreConnection,
+        card: ModelCard,
+        *,
+        has_chat_template: bool,
+        max_streams: int,
+        reader_limits: ReaderLimits = DEFAULT_LIMITS,
     ) -> None:
         """Begin without streams.
 
@@ -58,6 +79,7 @@ class CoreLink:
             card: of the served model.
             has_chat_template: the served model can chat.
             max_streams: most streams at once.
+            reader_limits: when a slow reader's stream is paused, and ended.
         """
         self._connection = connection
         self._max_streams = max_streams
@@ -65,8 +87,9 @@ class CoreLink:
         self._streams: dict[int, CallerStream] = {}
         self._samples: dict[str, list[CallerStream]] = {}
         self._next_stream_id = itertools.count(1)
-        self._load_waiters: list[asyncio.Future[GetLoadReply]] = []
+        self.questions = CoreQuestions(ask_load=connection.ask_load, ask_flush=connection.ask_flush)
         self._facts_changed: Callable[[ModelFacts], None] | None = None
+        self._slow_readers = SlowReaders(say=connection.pause, give_up=self._end_with, limits=reader_limits)
         self._is_gone = False
         self._reading: asyncio.Task[None] | None = None
 
@@ -120,6 +143,7 @@ class CoreLink:
             message = f"this edge serves {len(self._streams)} streams, which is its limit"
             raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
         self._connection.submit(submit)
+        stream.on_taken(self._slow_readers.look)
         self._streams[stream.names.stream_id] = stream
         self._samples.setdefault(stream.names.request_id, []).append(stream)
 
@@ -149,9 +173,7 @@ class CoreLink:
     def cut_off(self, error: EngineError) -> None:
         """End every stream with that status, here and in the core."""
         for stream in list(self._streams.values()):
-            stream.fail(error)
-            self._forget(stream)
-            self._cancel(stream, FinishReason.FINISH_REASON_ABORT)
+            self._end_with(stream, error)
 
     def abort(self, request_id: str, caller: CallerIdentity) -> None:
         """End the running request of that id, all its samples.
@@ -164,27 +186,6 @@ class CoreLink:
             raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
         for stream in list(streams):
             self.end(stream, FinishReason.FINISH_REASON_ABORT)
-
-    async def load(self) -> GetLoadReply:
-        """The core's load now.
-
-        Raises:
-            UnavailableError: the core is gone or does not answer.
-        """
-        if self._is_gone:
-            raise UnavailableError("the scheduler core is gone")
-        if not self._load_waiters:
-            self._connection.ask_load()
-        waiter: asyncio.Future[GetLoadReply] = asyncio.get_running_loop().create_future()
-        self._load_waiters.append(waiter)
-        try:
-            async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                return await waiter
-        except TimeoutError as error:
-            raise UnavailableError("the scheduler core does not answer") from error
-        finally:
-            if waiter in self._load_waiters:
-                self._load_waiters.remove(waiter)
 
     async def _read(self) -> None:
         try:
@@ -203,25 +204,28 @@ class CoreLink:
             self._facts = model_facts(card, message.model, has_chat_template=can_chat)
             if self._facts_changed is not None:
                 self._facts_changed(self._facts)
-        if message.HasField("load"):
-            waiters, self._load_waiters = self._load_waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(message.load)
+        self.questions.take(message)
 
     def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
         stream.update(update)
         if not stream.is_over:
+            self._slow_readers.look(stream)
             return
         self._forget(stream)
         if not (update.HasField("finish") or update.HasField("error")):
             # It ended here (stop string, slow reader), so the core has to be told.
             self._cancel(stream, FinishReason.FINISH_REASON_ABORT if stream.finish is None else stream.finish.reason)
 
+    def _end_with(self, stream: CallerStream, error: EngineError) -> None:
+        stream.fail(error)
+        self._forget(stream)
+        self._cancel(stream, FinishReason.FINISH_REASON_ABORT)
+
     def _cancel(self, stream: CallerStream, reason: FinishReason.ValueType) -> None:
         self._connection.cancel(CancelStream(stream_id=stream.names.stream_id, reason=reason))
 
     def _forget(self, stream: CallerStream) -> None:
+        self._slow_readers.forget(stream.names.stream_id)
         del self._streams[stream.names.stream_id]
         samples = self._samples[stream.names.request_id]
         samples.remove(stream)
@@ -234,6 +238,4 @@ class CoreLink:
         for stream in list(self._streams.values()):
             stream.fail(error)
             self._forget(stream)
-        for waiter in self._load_waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self.questions.core_lost(error)

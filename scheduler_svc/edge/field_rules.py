@@ -201,6 +201,8 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
         "logprobs": Number(0, _logprobs),
         "keep_special_tokens": Anything(),
+        "cache_salt": Text(limits.MAX_CACHE_SALT_BYTES),
+        "priority": Number(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
         "echo": Anything(),
         "json_schema": _GRAMMAR,
         "regex": _GRAMMAR,

@@ -127,14 +127,14 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     @override
     async def GetLoad(self, request: generate_pb2.GetLoadRequest, context: Context) -> generate_pb2.GetLoadReply:
         """How busy the core and its workers are."""
-        return await self._link.load()
+        return await self._link.questions.load()
 
     @override
     async def FlushCache(
         self, request: generate_pb2.FlushCacheRequest, context: Context
     ) -> generate_pb2.FlushCacheReply:
-        """Refused."""
-        raise NotOffered("FlushCache is not offered by this release")
+        """Empty the prefix caches of all workers."""
+        return await self._link.questions.flush_cache()
 
 
 async def _after_headers(

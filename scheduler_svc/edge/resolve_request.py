@@ -41,6 +41,7 @@ def resolve_request(
         deadline_ms=deadline_ms,
         output_logprobs=request.HasField("logprobs"),
         top_logprobs=request.logprobs,
+        priority=request.priority,
         grammar=grammar_message(request),
     )
 

@@ -6,7 +6,7 @@ Owns which pages are free; who holds the others is the caller's business. Knows 
     [1, num_pages)        usable: free or held, never both
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,13 +43,13 @@ class PageAllocator:
         self._stack[self.free : self.free + count] = pages[::-1]
         self.free += count
 
-    def check(self, holders: Iterable[np.ndarray]) -> None:
-        """That the holders' pages are disjoint and together with the free ones are the pool.
+    def check(self, held: Sequence[int]) -> None:
+        """That `held` are disjoint and together with the free ones are the pool.
 
         Raises:
             InternalFault: they are not.
         """
-        held = np.concatenate([np.zeros(0, np.int32), *holders])
-        everything = np.sort(np.concatenate([self._stack[: self.free], held]))
-        if not np.array_equal(everything, np.arange(1, self.usable + 1)) or not bool(self._held[held].all()):
-            raise InternalFault("free and held pages are not a partition of the pool", field="pages")
+        holders = np.array(held, dtype=np.int32)
+        everything = np.sort(np.concatenate([self._stack[: self.free], holders]))
+        if not np.array_equal(everything, np.arange(1, self.usable + 1)) or not bool(self._held[holders].all()):
+            raise InternalFault("free, cached and held pages are not a partition of the pool", field="pages")

@@ -34,6 +34,22 @@ class PageList:
         self._buffer[self.end : new_end] = pages
         self.end = new_end
 
+    def start_at(self, first: int) -> None:
+        """Begin an empty list with the page of that index; those before it are not held."""
+        assert self.end == 0
+        if first > len(self._buffer):
+            self._buffer = np.zeros(2 * first, dtype=np.int32)
+        self.first = self.end = first
+
+    def page(self, index: int) -> int:
+        """The page with that index; 0 if it is not held."""
+        return int(self._buffer[index]) if self.first <= index < self.end else 0
+
+    def replace(self, index: int, page: int) -> None:
+        """Hold another page for the same positions."""
+        assert self.first <= index < self.end
+        self._buffer[index] = page
+
     def between(self, begin: int, end: int) -> np.ndarray:
         """Pages with index [begin, end), a view; all of them are held."""
         assert self.first <= begin <= end <= self.end

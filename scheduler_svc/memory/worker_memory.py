@@ -1,42 +1,26 @@
-"""KV memory of one worker group and data-parallel rank: one allocator per sub-pool.
+"""KV memory of one worker group and data-parallel rank: one allocator per sub-pool, and one prefix cache over them.
 
-Owns the pages; a `PageHolding` is one request's share of them. The scheduler allocates the pages of every sub-pool.
-Full sub-pools keep every page of a request; window sub-pools give up pages wholly below
-floor(kv_len / page_size) * page_size - window.
+Every page is free, in the cache, or one request's own (`PageHolding`). The scheduler allocates the pages of every
+sub-pool. Full sub-pools keep every page of a request; window sub-pools give up pages wholly below
+floor(kv_len / page_size) * page_size - window. Freed and exchanged pages may be used by the next plan at once: order
+protects the plans in flight that still read them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
 from protos.wire.enums import SubPoolKind
 from protos.wire.errors import UnsupportedFeature
 from protos.wire.worker_info import SubPool
+from scheduler_svc.memory.cache_node import CacheNode
 from scheduler_svc.memory.page_allocator import PageAllocator
-from scheduler_svc.memory.page_list import PageList
+from scheduler_svc.memory.page_holding import MemoryKey, PageHolding
+from scheduler_svc.memory.prefix_match import PrefixMatch, first_page, usable_pages
+from scheduler_svc.memory.radix_cache import RadixCache
 
 _UNBOUNDED = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryKey:
-    """Whose memory it is."""
-
-    worker: str
-    dp_rank: int
-
-
-class PageHolding:
-    """One request's pages, one list per sub-pool. Changed only by the `WorkerMemory` that made it."""
-
-    __slots__ = ("allocated_len", "key", "lists")
-
-    def __init__(self, key: MemoryKey, num_sub_pools: int) -> None:
-        self.key = key
-        self.lists = tuple(PageList() for _ in range(num_sub_pools))
-        self.allocated_len = 0
-        """Positions [0, allocated_len) have a page, or had one, in every sub-pool."""
 
 
 def check_geometry(sub_pools: Sequence[SubPool]) -> None:
@@ -53,7 +37,7 @@ def check_geometry(sub_pools: Sequence[SubPool]) -> None:
 
 
 class WorkerMemory:
-    """All allocators of one `MemoryKey`."""
+    """All allocators of one `MemoryKey`, and its prefix cache. Public attributes are for reading."""
 
     def __init__(self, key: MemoryKey, sub_pools: Sequence[SubPool], *, slack_tokens: int) -> None:
         """Empty memory.
@@ -66,20 +50,18 @@ class WorkerMemory:
         self.key = key
         self.page_size = sub_pools[0].page_size
         self.windows = tuple(p.window_tokens if p.kind == SubPoolKind.WINDOW else None for p in sub_pools)
-        self._allocators = tuple(PageAllocator(pool.num_pages) for pool in sub_pools)
+        self.allocators = tuple(PageAllocator(pool.num_pages) for pool in sub_pools)
+        self.cache = RadixCache(self.allocators, self.windows, page_size=self.page_size)
+        self._windowed = [(index, window) for index, window in enumerate(self.windows) if window is not None]
         self._slack_tokens = slack_tokens
         self.capacity_tokens = min(self._capacity(index) for index in range(len(sub_pools)))
         """Longest request that fits the empty memory."""
 
     # --- questions
 
-    def free(self) -> list[int]:
-        """Free pages per sub-pool."""
-        return [allocator.free for allocator in self._allocators]
-
-    def usable(self) -> list[int]:
-        """Pages per sub-pool, the sink apart."""
-        return [allocator.usable for allocator in self._allocators]
+    def available(self) -> list[int]:
+        """Pages per sub-pool that are free or cached and unused."""
+        return [allocator.free + self.cache.evictable(index) for index, allocator in enumerate(self.allocators)]
 
     def demand(self, tokens: int) -> list[int]:
         """Most pages per sub-pool that a request of `tokens` positions ever holds at once."""
@@ -99,61 +81,186 @@ class WorkerMemory:
     def can_grow(self, holding: PageHolding, tokens: int) -> bool:
         """Whether pages for positions below `tokens` can be had now."""
         end = -(-tokens // self.page_size)
-        pairs = zip(self._allocators, holding.lists, strict=True)
-        return all(end - pages.end <= allocator.free for allocator, pages in pairs)
+        pairs = zip(self.available(), holding.lists, strict=True)
+        return all(end - pages.end <= available for available, pages in pairs)
+
+    def match(self, domain: bytes, tokens: "array[int]", known: PrefixMatch | None) -> PrefixMatch:
+        """What is cached of `tokens`; at least the last one is left to compute.
+
+        Args:
+            domain: whose cache is asked; others' is never seen.
+            tokens: known tokens of a request.
+            known: the last answer for the same request, which makes this one cheap.
+        """
+        if known is None or known.cache is not self.cache:
+            known = PrefixMatch(self.cache, domain)
+        size, path = self.page_size, known.path
+        most = (len(tokens) - 1) // size
+        tip = self.cache.follow(domain, tokens, path, most_pages=most)
+        known.pages = usable_pages(path, self.windows, page_size=size) if self._windowed else len(path)
+        begin = len(path) * size
+        next_page = tokens[begin : begin + size].tobytes()
+        known.is_upcoming = tip is not None and len(path) < most and next_page in tip.upcoming
+        return known
+
+    def shared(self, match: PrefixMatch) -> list[int]:
+        """Pages per sub-pool of a match that others use already, so that using them takes nothing."""
+        nodes = match.nodes()
+        in_use = next((index for index, node in enumerate(nodes) if not node.refs), len(nodes))
+        counts = [in_use] * len(self.windows)
+        for sub_pool, window in self._windowed:
+            first = first_page(len(nodes), window, page_size=self.page_size)
+            counts[sub_pool] = sum(1 for node in nodes[first:] if node.window_refs[sub_pool])
+        return counts
 
     # --- changes
 
-    def reserve(self, tokens: int) -> PageHolding:
-        """A new request's holding, with the pages of positions [0, tokens) of the full sub-pools."""
-        holding = PageHolding(self.key, len(self._allocators))
-        end = -(-tokens // self.page_size)
-        for allocator, pages, window in zip(self._allocators, holding.lists, self.windows, strict=True):
-            if window is None:
-                pages.extend(allocator.take(end))
+    def reserve(self, tokens: "array[int]", match: PrefixMatch, *, trusts_cache: bool = True) -> PageHolding:
+        """A new request's holding: the pages of the match, and those of all of `tokens` in the full sub-pools.
+
+        Args:
+            tokens: known tokens of the request.
+            match: as of now.
+            trusts_cache: False: use nothing that others computed.
+        """
+        path = list(match.nodes()) if trusts_cache else []
+        root = self.cache.hold(match.domain, path)
+        holding = PageHolding(self.key, num_sub_pools=len(self.allocators), root=root, path=path)
+        holding.trusts_cache = trusts_cache
+        end = -(-len(tokens) // self.page_size)
+        for sub_pool, window in self._windowed:
+            first = first_page(len(path), window, page_size=self.page_size)
+            for node in path[first:]:
+                self.cache.hold_window(node, sub_pool)
+            holding.lists[sub_pool].start_at(first)
+            holding.lists[sub_pool].extend(_pages(path[first:], sub_pool))
+        for sub_pool, pages in enumerate(holding.lists):
+            if self.windows[sub_pool] is None:
+                pages.extend(_pages(path, sub_pool))
+                pages.extend(self._take(sub_pool, end - len(path)))
         self._update(holding)
+        self.announce(holding, tokens)
         return holding
 
     def grow(self, holding: PageHolding, tokens: int) -> None:
         """Take pages for positions below `tokens` in every sub-pool. The caller has asked `can_grow`."""
         end = -(-tokens // self.page_size)
-        for allocator, pages in zip(self._allocators, holding.lists, strict=True):
+        for sub_pool, pages in enumerate(holding.lists):
             if end > pages.end:
-                pages.extend(allocator.take(end - pages.end))
+                pages.extend(self._take(sub_pool, end - pages.end))
         self._update(holding)
 
-    def give_up_passed(self, holding: PageHolding, kv_len: int) -> None:
-        """Free the pages that no later position's window reaches."""
-        border = kv_len // self.page_size * self.page_size
-        for allocator, pages, window in zip(self._allocators, holding.lists, self.windows, strict=True):
-            if window is not None:
-                index = max(0, border - window) // self.page_size
-                if index > pages.first:
-                    allocator.give_back(pages.drop_before(index))
+    def commit(self, holding: PageHolding, tokens: "array[int]", kv_len: int) -> None:
+        """Let the whole pages below `kv_len` enter the cache, then free the window pages no later window reaches.
+
+        A page that is in the cache already is exchanged for that one, and freed.
+        """
+        if holding.is_sharing and kv_len >= (len(holding.path) + 1) * self.page_size:
+            self.announce(holding, None)
+            self._share(holding, tokens, kv_len // self.page_size)
+            self.announce(holding, tokens)
+        if self._windowed:
+            self._give_up_passed(holding, kv_len)
+
+    def announce(self, holding: PageHolding, tokens: "array[int] | None") -> None:
+        """Tell others which page the holding computes next, if it is known; None: none, for now."""
+        tip = holding.tip
+        if holding.announced is not None:
+            left = tip.upcoming.pop(holding.announced) - 1
+            if left:
+                tip.upcoming[holding.announced] = left
+            holding.announced = None
+        if tokens is None or not holding.is_sharing:
+            return
+        begin = len(holding.path) * self.page_size
+        if len(tokens) >= begin + self.page_size:
+            holding.announced = tokens[begin : begin + self.page_size].tobytes()
+            tip.upcoming[holding.announced] = tip.upcoming.get(holding.announced, 0) + 1
 
     def release(self, holding: PageHolding) -> None:
-        """Free everything. They may be used by the next plan at once: order protects them."""
-        for allocator, pages in zip(self._allocators, holding.lists, strict=True):
-            allocator.give_back(pages.drop_before(pages.end))
+        """Give everything back: cached pages stay cached, the others are free."""
+        self.announce(holding, None)
+        shared = len(holding.path)
+        for sub_pool, _ in self._windowed:
+            for node in holding.path[holding.lists[sub_pool].first :]:
+                self.cache.let_go_window(node, sub_pool)
+        for allocator, pages in zip(self.allocators, holding.lists, strict=True):
+            allocator.give_back(pages.between(max(shared, pages.first), pages.end))
+            pages.drop_before(pages.end)
+        self.cache.let_go(holding.root, holding.path)
+        holding.path = []
 
-    def check(self, holdings: Iterable[PageHolding]) -> None:
-        """That free and held pages are a partition of each sub-pool.
+    def distrust(self, holding: PageHolding) -> None:
+        """Take every page that the holding has used or brought in out of the cache, with all that builds on it."""
+        if holding.path:
+            self.cache.discard(holding.path[0])
 
-        Raises:
-            InternalFault: they are not.
-        """
-        holders = list(holdings)
-        for index, allocator in enumerate(self._allocators):
-            allocator.check(holding.lists[index].held() for holding in holders)
+    # --- inner workings
+
+    def _share(self, holding: PageHolding, tokens: "array[int]", end: int) -> None:
+        size, path, parent = self.page_size, holding.path, holding.tip
+        if not parent.is_attached:
+            holding.is_sharing = False
+            return
+        for index in range(len(path), end):
+            key = tokens[index * size : (index + 1) * size].tobytes()
+            node = parent.children.get(key)
+            if node is None:
+                node = self.cache.insert(parent, key, [pages.page(index) for pages in holding.lists])
+            elif holding.trusts_cache:
+                self._exchange(holding, index, node)
+            else:
+                holding.is_sharing = False
+                return
+            path.append(node)
+            parent = node
+
+    def _exchange(self, holding: PageHolding, index: int, node: CacheNode) -> None:
+        """Hold the node's pages in place of the own ones of the same tokens."""
+        self.cache.adopt(node)
+        for sub_pool, pages in enumerate(holding.lists):
+            own = pages.page(index)
+            if not own:
+                continue
+            if self.windows[sub_pool] is not None:
+                if not node.pages[sub_pool]:
+                    node.take_window_page(sub_pool, own)
+                    continue
+                self.cache.hold_window(node, sub_pool)
+            pages.replace(index, node.pages[sub_pool])
+            self.allocators[sub_pool].give_back(np.array([own], dtype=np.int32))
+
+    def _give_up_passed(self, holding: PageHolding, kv_len: int) -> None:
+        for sub_pool, window in self._windowed:
+            pages = holding.lists[sub_pool]
+            index = min(first_page(kv_len // self.page_size, window, page_size=self.page_size), pages.end)
+            if index <= pages.first:
+                continue
+            shared = len(holding.path)
+            for node in holding.path[pages.first : index]:
+                self.cache.let_go_window(node, sub_pool)
+            own = pages.between(min(max(shared, pages.first), index), index).copy()
+            pages.drop_before(index)
+            self.allocators[sub_pool].give_back(own)
+
+    def _take(self, sub_pool: int, count: int) -> np.ndarray:
+        allocator = self.allocators[sub_pool]
+        if count > allocator.free:
+            self.cache.evict(sub_pool, count - allocator.free)
+        return allocator.take(count)
 
     def _update(self, holding: PageHolding) -> None:
         holding.allocated_len = min(pages.end for pages in holding.lists) * self.page_size
 
     def _capacity(self, index: int) -> int:
-        usable, window = self._allocators[index].usable, self.windows[index]
+        usable, window = self.allocators[index].usable, self.windows[index]
         if window is not None and usable >= self._window_pages(window):
             return _UNBOUNDED
         return usable * self.page_size
 
     def _window_pages(self, window: int) -> int:
         return -(-(window + self._slack_tokens) // self.page_size) + 2
+
+
+def _pages(nodes: Sequence[CacheNode], sub_pool: int) -> np.ndarray:
+    return np.array([node.pages[sub_pool] for node in nodes], dtype=np.int32)

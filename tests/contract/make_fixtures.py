@@ -274,6 +274,7 @@ def _other_choices() -> dict[str, Message]:
     """The other choices of each `oneof`, by name."""
     return {
         "text": generate_pb2.GenerateRequest(text="x"),
+        "scheduling": generate_pb2.GenerateRequest(text="x", cache_salt="tenant", priority=-3),
         "tokens": generate_pb2.GenerateRequest(tokens=generate_pb2.TokenPrompt(ids=[-1, 5, 2**40])),
         "chat": generate_pb2.TokenizeRequest(chat=generate_pb2.ChatPrompt()),
         "rules": generate_pb2.GenerateRequest(

@@ -343,12 +343,34 @@ async def test_text_calls_and_descriptions(tmp_path: Path) -> None:
         assert [load.kv_usage for load in loads] == [0.25] * 3
 
 
-@pytest.mark.parametrize(("method", "request_type"), [("Embed", pb.EmbedRequest), ("FlushCache", pb.FlushCacheRequest)])
-async def test_what_is_not_offered_says_so(tmp_path: Path, method: str, request_type: type) -> None:
+async def test_a_flush_reaches_the_core_and_its_answer_the_caller(tmp_path: Path) -> None:
     async with running_edge(tmp_path) as edge:
-        error = await refused(getattr(edge.stub, method)(request_type()))
+        assert (await edge.stub.FlushCache(pb.FlushCacheRequest())).freed_pages == 7
+
+
+def salted(salt: str | None) -> pb.GenerateRequest:
+    request = text_request(max_tokens=1)
+    request.MergeFrom(pb.GenerateRequest(cache_salt=salt, priority=-2))
+    return request
+
+
+async def test_the_core_is_told_whose_prefixes_a_request_may_use(tmp_path: Path) -> None:
+    async with running_edge(tmp_path) as edge:
+        for salt in (None, "", "a", "a", "b"):
+            await collect(edge.stub.Generate(salted(salt)))
+        none, empty, first, same, other = [submit.isolation_domain for submit in edge.core.submits]
+        assert none == empty
+        assert first == same
+        assert len({none, first, other}) == 3
+        assert {len(domain) for domain in (none, first, other)} == {16}
+        assert {submit.priority for submit in edge.core.submits} == {-2}
+
+
+async def test_what_is_not_offered_says_so(tmp_path: Path) -> None:
+    async with running_edge(tmp_path) as edge:
+        error = await refused(edge.stub.Embed(pb.EmbedRequest()))
         assert isinstance(error, errors.NotOffered)
-        assert method in error.message
+        assert "Embed" in error.message
 
 
 async def test_two_hundred_streams_at_once(tmp_path: Path) -> None:

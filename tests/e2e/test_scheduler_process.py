@@ -125,7 +125,7 @@ async def test_an_edge_that_vanishes_leaves_nothing_behind(tmp_path):
         server.released.clear()
         async with edge_of(core) as edge:
             edge.submit(make_spec(1, prompt=20))
-            other.submit(make_spec(1, prompt=20, max_tokens=3))
+            other.submit(make_spec(1, prompt=list(range(20)), max_tokens=3))
             while await core.metric("requests_running") != 2:
                 await asyncio.sleep(0.01)
         while await core.metric("requests_finished_total", reason="abort") != 1:

@@ -14,13 +14,24 @@ from protos.wire.enums import Feature, FinishReason, RowFailure
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import PlanRejection
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.core.events import Grammar, RequestFinished, RequestRefused, RequestSpec, ResultReceived, Sampling
+from scheduler_svc.core.events import (
+    CacheFlushRequested,
+    Grammar,
+    ReaderPaused,
+    ReaderResumed,
+    RequestRefused,
+    RequestSpec,
+    ResultReceived,
+    Sampling,
+    StreamKey,
+)
 from scheduler_svc.core.request import RequestStatus
-from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from tests.support.core_harness import NEVER, CoreHarness, make_spec, oracle, small_info
 from tests.support.plans import CORE_FEATURES, full_sub_pool, window_sub_pool
 
-SEEDS = 25
+OTHER_EVENTS = ("pauses", "hit_tokens", "evicted_pages")
+SEEDS = 40
 TURNS = 80
 FAULTS = ("retractions", "migrations", "failed_rows", "rejected_plans", "late_rows", "late_results")
 
@@ -36,8 +47,11 @@ class Life:
         self.info = self._info()
         self.names = [f"w{index}" for index in range(self.random.choice([1, 1, 2, 3]))]
         self.next_stream = 1
+        self.paused: set[StreamKey] = set()
+        self.pauses = 0
         self.rates = {
-            name: self.random.choice([0, 0.02, 0.1]) for name in ("cancel", "lose", "deadline", "nan", "reject")
+            name: self.random.choice([0, 0.02, 0.1])
+            for name in ("cancel", "lose", "deadline", "nan", "reject", "flush", "pause")
         }
         self.calm = False
         self.late: list[ResultReceived] = []
@@ -49,6 +63,7 @@ class Life:
             budget_tokens=self.random.choice([4, 8, 16, 64]),
             new_token_ratio_start=self.random.choice([0.0, 0.7]),
             new_token_ratio_floor=0.0,
+            schedule_policy=self.random.choice(list(PolicyKind)),
             data_fault_retries=10_000,
             row_retries=10_000,
         )
@@ -59,7 +74,8 @@ class Life:
         pools = [full_sub_pool(num_pages=num_pages, page_size=page_size)]
         features = CORE_FEATURES | {Feature.WINDOW_SUB_POOL}
         if self.random.random() < 0.3:
-            pools.append(window_sub_pool(num_pages=200, page_size=page_size, window_tokens=6))
+            pages = self.random.choice([max(3, num_pages // 2), num_pages, 200])
+            pools.append(window_sub_pool(num_pages=pages, page_size=page_size, window_tokens=6))
         if self.random.random() < 0.2:
             features -= {Feature.TOKEN_REFERENCES}
         return small_info(
@@ -81,7 +97,8 @@ class Life:
         return PlanRejection(reason="INVALID_PLAN", field="rows", row=None, message="refused")
 
     def spec(self) -> RequestSpec:
-        capacity = (self.info.sub_pools[0].num_pages - 1) * self.info.sub_pools[0].page_size
+        full = (self.info.sub_pools[0].num_pages - 1) * self.info.sub_pools[0].page_size
+        capacity = min(full, *(facts.capacity_tokens for facts in self.harness.state.known.values()))
         total = min(self.random.choice([capacity, self.random.randint(2, capacity)]), 32)
         prompt = self.random.randint(1, max(1, self.random.choice([total // 4, total - 1])))
         sampling = Sampling()
@@ -91,7 +108,9 @@ class Life:
         dies = self.random.random() < self.rates["deadline"]
         spec = make_spec(
             self.next_stream,
-            prompt=[self.random.randrange(97) for _ in range(prompt)],
+            prompt=self._prompt(prompt),
+            priority=self.random.choice([0, 0, 1, -3]),
+            isolation_domain=self.random.choice([b"", b"", b"other"]),
             max_tokens=min(total - prompt, 24),
             sampling=sampling,
             stop_token_ids=frozenset(self.random.sample(range(97), self.random.choice([0, 4, 8]))),
@@ -101,6 +120,15 @@ class Life:
         )
         self.next_stream += 1
         return spec
+
+    def _prompt(self, length: int) -> list[int]:
+        """Often the beginning of one of two books, sometimes with an end of its own."""
+        if self.random.random() < 0.3:
+            return [self.random.randrange(97) for _ in range(length)]
+        step = self.random.choice([7, 11])
+        tail = self.random.choice([0, 0, 1, 3])
+        shared = [(step * position) % 97 for position in range(length - min(tail, length))]
+        return shared + [self.random.randrange(97) for _ in range(length - len(shared))]
 
     def _rules(self) -> dict[str, object]:
         """Some of the things that change logits, or none."""
@@ -133,6 +161,10 @@ class Life:
             harness.cancel(stream.stream_id, self.random.choice([FinishReason.ABORT, FinishReason.STOP]))
         if attached and self.random.random() < self.rates["lose"]:
             self._lose(self.random.choice(attached))
+        if harness.state.streams and self.random.random() < self.rates["pause"]:
+            self._pause_or_resume()
+        if self.random.random() < self.rates["flush"]:
+            harness.step(CacheFlushRequested(0))
         if self.late and self.random.random() < 0.3:
             harness.step(self.late.pop())
         busy = [name for name in harness.workers if harness.pending[name]]
@@ -141,15 +173,33 @@ class Life:
         else:
             harness.step()
 
+    def _pause_or_resume(self) -> None:
+        stream = self.random.choice(list(self.harness.state.streams))
+        if stream in self.paused:
+            self.paused.remove(stream)
+            self.harness.step(ReaderResumed(stream))
+        else:
+            self.paused.add(stream)
+            self.harness.step(ReaderPaused(stream))
+            self.pauses += 1
+
     def _lose(self, name: str) -> None:
         """Lose a worker whose results are still on their way."""
         while self.harness.pending[name]:
             self.late.append(ResultReceived(name, self.harness.execute(name)))
         self.harness.lose(name)
 
+    def other_events(self) -> dict[str, int]:
+        """What happened that is not a fault."""
+        state = self.harness.state
+        evicted = sum(worker.evicted_pages for worker in state.gauges().workers)
+        cache = state.counters.cache
+        return {"pauses": self.pauses, "hit_tokens": cache.hit_tokens, "evicted_pages": cache.evicted_pages + evicted}
+
     def settle(self) -> None:
         """No more faults: everything that is left must end."""
         self.calm = True
+        self.harness.step(*[ReaderResumed(stream) for stream in self.paused])
         for name in self.names:
             if name not in self.harness.workers:
                 self.harness.attach(name, self.info)
@@ -171,9 +221,14 @@ def _check_streams(life: Life) -> None:
     for stream, spec in life.harness.specs.items():
         end, got = life.harness.ends[stream], life.harness.outputs.get(stream, [])
         whole = oracle(life.info, spec)
-        assert isinstance(end, RequestFinished), end
+        if isinstance(end, RequestRefused):
+            assert (end.error.reason, end.error.field) == ("QUEUE_FULL", "deadline")
+            assert spec.deadline_s < NEVER
+            assert not got
+            continue
         assert got == whole[: len(got)]
         assert (end.usage.prompt_tokens, end.usage.output_tokens) == (len(spec.prompt_ids), len(got))
+        assert 0 <= end.usage.cached_tokens < len(spec.prompt_ids)
         if end.stop_token_id is not None or end.reason is FinishReason.LENGTH:
             assert got == whole
 
@@ -193,11 +248,12 @@ def test_every_stream_gets_the_tokens_of_an_undisturbed_run():
         counters = life.harness.state.counters
         ends.update(counters.finished)
         faults.update({name: getattr(counters, name) for name in FAULTS})
+        faults.update(life.other_events())
         for _, plan in life.harness.plans:
             used.update(name for name in RULES if getattr(plan, name) is not None)
             used["bias"] += plan.sampling is not None and plan.sampling.bias_ids is not None
             used["references beside penalties"] += plan.penalties is not None and plan.tokens.sources is not None
-    assert all(faults[name] >= 10 for name in FAULTS), faults
+    assert all(faults[name] >= 10 for name in (*FAULTS, *OTHER_EVENTS)), faults
     assert len(used) == 4, used
     assert all(count >= 10 for count in used.values()), used
     assert all(ends[reason] >= 10 for reason in FinishReason if reason is not FinishReason.ERROR), ends
@@ -220,8 +276,9 @@ def test_the_same_events_give_the_same_plans_byte_for_byte(seed):
     budget=st.sampled_from([2, 4, 8]),
     sizes=st.lists(st.tuples(st.integers(1, 17), st.integers(1, 17)), min_size=1, max_size=8),
     at_capacity=st.lists(st.sampled_from([-1, 0, 1]), max_size=3),
+    shares=st.booleans(),
 )
-def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, at_capacity):
+def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, at_capacity, shares):
     page_size = 2
     capacity = usable * page_size
     sizes = sizes + [(max(1, capacity // 2), capacity - max(1, capacity // 2) + off) for off in at_capacity]
@@ -229,7 +286,12 @@ def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, 
     harness = CoreHarness(CoreSettings(budget_tokens=budget))
     harness.attach(info=info)
 
-    specs = [make_spec(i, prompt=prompt, max_tokens=more) for i, (prompt, more) in enumerate(sizes) if more > 0]
+    book = [(7 * position) % 97 for position in range(64)]
+    specs = [
+        make_spec(i, prompt=book[:prompt] if shares else prompt, max_tokens=more)
+        for i, (prompt, more) in enumerate(sizes)
+        if more > 0
+    ]
     harness.submit(*specs)
     _run_and_watch_the_oldest(harness)
 

@@ -1,81 +1,84 @@
-"""Worker memory against a model that keeps plain sets of pages."""
+"""Worker memory and its prefix cache against a model without a tree, a heap or counts."""
 
+import random
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler_svc.memory.worker_memory import MemoryKey, PageHolding, WorkerMemory
-from tests.support.plans import full_sub_pool, window_sub_pool
+from tests.support.memory_walk import MemoryWalk
 
-PAGE, WINDOW, PAGES = 2, 5, 12
+STEPS = 7_000
+ANY = st.integers(0, 200)
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        pools = (
-            full_sub_pool(num_pages=PAGES + 1, page_size=PAGE),
-            window_sub_pool(num_pages=PAGES + 1, page_size=PAGE, window_tokens=WINDOW),
-        )
-        self.memory = WorkerMemory(MemoryKey("w0", 0), pools, slack_tokens=4)
-        self.held: list[tuple[PageHolding, int]] = []
-        """Holding and the length it was grown to in every sub-pool."""
+    """Small pools, so that everything is evicted some time."""
 
-    @rule(tokens=st.integers(1, PAGE * PAGES))
-    def reserve(self, tokens):
-        if -(-tokens // PAGE) <= self.memory.free()[0]:
-            self.held.append((self.memory.reserve(tokens), 0))
+    @initialize(page_size=st.sampled_from([1, 4, 16]), pages=st.integers(1, 12), window=st.sampled_from([None, 5]))
+    def make(self, page_size, pages, window):
+        self.walk = MemoryWalk(page_size=page_size, pages=pages, window=window)
 
-    @rule(data=st.data(), tokens=st.integers(1, PAGE * PAGES))
-    def grow(self, data, tokens):
-        if not self.held:
-            return
-        index = data.draw(st.integers(0, len(self.held) - 1))
-        holding, length = self.held[index]
-        ends = [-(-tokens // PAGE) - pages.end for pages in holding.lists]
-        expected = all(more <= free for more, free in zip(ends, self.memory.free(), strict=True))
-        assert self.memory.can_grow(holding, tokens) == expected
-        if expected:
-            self.memory.grow(holding, tokens)
-            self.held[index] = (holding, max(length, tokens))
+    @rule(domain=ANY, book=ANY, pages=ANY, more=ANY, trusts=st.sampled_from([True, True, True, False]))
+    def begin(self, domain, book, pages, more, trusts):
+        self.walk.begin(domain, book, pages, more, trusts=trusts)
 
-    @rule(data=st.data())
-    def pass_positions(self, data):
-        if not self.held:
-            return
-        holding, length = data.draw(st.sampled_from(self.held))
-        kv_len = data.draw(st.integers(0, length))
-        window = holding.lists[1]
-        border = kv_len // PAGE * PAGE
-        passed = [page for page in range(window.end) if (page + 1) * PAGE <= border - WINDOW]
-        expected = max(window.first, len(passed))
+    @rule(who=ANY, count=ANY)
+    def advance(self, who, count):
+        self.walk.advance(who, count)
 
-        self.memory.give_up_passed(holding, kv_len)
+    @rule(who=ANY, token=ANY)
+    def append(self, who, token):
+        self.walk.append(who, token)
 
-        assert window.first == expected
-        assert window.first * PAGE <= max(0, kv_len - WINDOW + 1) or expected > len(passed)
+    @rule(who=ANY)
+    def end(self, who):
+        self.walk.end(who)
 
-    @rule(data=st.data())
-    def release(self, data):
-        if self.held:
-            holding, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-            self.memory.release(holding)
+    @rule(who=ANY)
+    def distrust(self, who):
+        self.walk.distrust(who)
+
+    @rule()
+    def flush(self):
+        self.walk.flush()
 
     @invariant()
-    def pages_are_a_partition(self):
-        self.memory.check([holding for holding, _ in self.held])
-        for index, free in enumerate(self.memory.free()):
-            owned = [page for holding, _ in self.held for page in holding.lists[index].held().tolist()]
-            assert len(owned) == len(set(owned))
-            assert 0 not in owned
-            assert free + len(owned) == PAGES
-
-    @invariant()
-    def lengths_are_covered(self):
-        for holding, length in self.held:
-            assert holding.allocated_len >= length
-            assert holding.lists[0].first == 0
+    def memory_and_model_agree(self):
+        if hasattr(self, "walk"):
+            self.walk.check()
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMemory.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 40])
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+def test_a_long_random_walk_keeps_memory_and_model_in_agreement(page_size, window):
+    rng = random.Random(page_size * 100 + (window or 0))
+    walk = MemoryWalk(page_size=page_size, pages=24, window=window)
+    for _ in range(STEPS):
+        who, count = rng.randrange(1000), rng.randrange(1000)
+        match rng.choices(range(6), weights=[20, 50, 20, 9, 0.7, 0.3])[0]:
+            case 0 if len(walk.readers) < 10:
+                walk.begin(rng.randrange(2), rng.randrange(3), rng.randrange(5), count, trusts=rng.random() < 0.95)
+            case 1:
+                walk.advance(who, count)
+            case 2:
+                walk.append(who, count)
+            case 0 | 3:
+                walk.end(who)
+            case 4:
+                walk.distrust(who)
+            case 5:
+                walk.flush()
+        walk.check()
+
+    assert min(walk.hits, walk.evicted, walk.exchanged) >= 20, (walk.hits, walk.evicted, walk.exchanged)
+    assert walk.cut >= 20 or window in (None, 40)
+    while walk.readers:
+        walk.end(0)
+    walk.check()
+    assert walk.memory.available() == [allocator.usable for allocator in walk.memory.allocators]

@@ -199,7 +199,7 @@ class CoreHarness:
         assert self.state.waiting.tokens == 0
         for worker in self.state.workers.values():
             assert not worker.running
-            assert worker.memory.free() == worker.memory.usable()
+            assert worker.memory.available() == [allocator.usable for allocator in worker.memory.allocators]
 
     def _record(self, instruction: Instruction) -> None:
         match instruction:

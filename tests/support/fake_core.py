@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, EdgeToCore, StreamError, SubmitStream
-from protos.forwardplane.v1.generate_pb2 import GetLoadReply
+from protos.forwardplane.v1.generate_pb2 import FlushCacheReply, GetLoadReply
 from protos.forwardplane.v1.sampling_pb2 import FinishReason, TokenLogprob, TopLogprob
 from scheduler_svc.bridge.frames import frame, read_body
 
@@ -109,6 +109,8 @@ class FakeCore:
         for cancel in message.cancels:
             self.cancels.append(cancel)
             self.streams.pop(cancel.stream_id, None)
+        if message.want_flush and not self.is_silent:
+            self.send(CoreToEdge(flushed=FlushCacheReply(freed_pages=7)))
         if message.want_load and not self.is_silent:
             self.send(CoreToEdge(load=GetLoadReply(requests_running=len(self.streams), kv_usage=0.25)))
 

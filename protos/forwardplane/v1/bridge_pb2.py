@@ -26,7 +26,7 @@ from protos.forwardplane.v1 import generate_pb2 as protos_dot_forwardplane_dot_v
 from protos.forwardplane.v1 import sampling_pb2 as protos_dot_forwardplane_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/forwardplane/v1/bridge.proto\x12\x0f\x66orwardplane.v1\x1a%protos/forwardplane/v1/generate.proto\x1a%protos/forwardplane/v1/sampling.proto\"\x99\x02\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x10\n\x08\x62ias_ids\x18\n \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\x0b \x01(\x0c\x12\x13\n\x0b\x61llowed_ids\x18\x0c \x01(\x0c\x12\x12\n\nbanned_ids\x18\r \x01(\x0c\"\'\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xad\x02\n\x0cSubmitStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x01(\x0c\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.forwardplane.v1.ResolvedSampling\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x17\n\x0foutput_logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\x12)\n\x07grammar\x18\x14 \x01(\x0b\x32\x18.forwardplane.v1.Grammar\"P\n\x0c\x43\x61ncelStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.forwardplane.v1.FinishReason\"\x1f\n\tEdgeHello\x12\x12\n\nedge_index\x18\x01 \x01(\r\"\xaa\x01\n\nEdgeToCore\x12.\n\x07submits\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.SubmitStream\x12.\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32\x1d.forwardplane.v1.CancelStream\x12\x11\n\twant_load\x18\x03 \x01(\x08\x12)\n\x05hello\x18\x04 \x01(\x0b\x32\x1a.forwardplane.v1.EdgeHello\"\xf5\x01\n\x0cStreamUpdate\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x11\n\tfirst_pos\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\x06 \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12+\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1c.forwardplane.v1.StreamError\"U\n\x0bStreamError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x9a\x01\n\tCoreModel\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\r\x12\x14\n\x0clogits_width\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\r\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x07 \x01(\r\"\x94\x01\n\nCoreToEdge\x12.\n\x07updates\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.StreamUpdate\x12+\n\x04load\x18\x02 \x01(\x0b\x32\x1d.forwardplane.v1.GetLoadReply\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.forwardplane.v1.CoreModelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/forwardplane/v1/bridge.proto\x12\x0f\x66orwardplane.v1\x1a%protos/forwardplane/v1/generate.proto\x1a%protos/forwardplane/v1/sampling.proto\"\x99\x02\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x10\n\x08\x62ias_ids\x18\n \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\x0b \x01(\x0c\x12\x13\n\x0b\x61llowed_ids\x18\x0c \x01(\x0c\x12\x12\n\nbanned_ids\x18\r \x01(\x0c\"\'\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xd9\x02\n\x0cSubmitStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x01(\x0c\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.forwardplane.v1.ResolvedSampling\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x17\n\x0foutput_logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\x12)\n\x07grammar\x18\x14 \x01(\x0b\x32\x18.forwardplane.v1.Grammar\x12\x18\n\x10isolation_domain\x18\x15 \x01(\x0c\x12\x10\n\x08priority\x18\x16 \x01(\x11\"P\n\x0c\x43\x61ncelStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.forwardplane.v1.FinishReason\"0\n\x0bPauseStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"\x1f\n\tEdgeHello\x12\x12\n\nedge_index\x18\x01 \x01(\r\"\xec\x01\n\nEdgeToCore\x12.\n\x07submits\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.SubmitStream\x12.\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32\x1d.forwardplane.v1.CancelStream\x12\x11\n\twant_load\x18\x03 \x01(\x08\x12)\n\x05hello\x18\x04 \x01(\x0b\x32\x1a.forwardplane.v1.EdgeHello\x12\x12\n\nwant_flush\x18\x05 \x01(\x08\x12,\n\x06pauses\x18\x06 \x03(\x0b\x32\x1c.forwardplane.v1.PauseStream\"\xf5\x01\n\x0cStreamUpdate\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x11\n\tfirst_pos\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\x06 \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12+\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1c.forwardplane.v1.StreamError\"U\n\x0bStreamError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x9a\x01\n\tCoreModel\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\r\x12\x14\n\x0clogits_width\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\r\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x07 \x01(\r\"\xc7\x01\n\nCoreToEdge\x12.\n\x07updates\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.StreamUpdate\x12+\n\x04load\x18\x02 \x01(\x0b\x32\x1d.forwardplane.v1.GetLoadReply\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.forwardplane.v1.CoreModel\x12\x31\n\x07\x66lushed\x18\x04 \x01(\x0b\x32 .forwardplane.v1.FlushCacheReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,19 +38,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAMMAR']._serialized_start=418
   _globals['_GRAMMAR']._serialized_end=457
   _globals['_SUBMITSTREAM']._serialized_start=460
-  _globals['_SUBMITSTREAM']._serialized_end=761
-  _globals['_CANCELSTREAM']._serialized_start=763
-  _globals['_CANCELSTREAM']._serialized_end=843
-  _globals['_EDGEHELLO']._serialized_start=845
-  _globals['_EDGEHELLO']._serialized_end=876
-  _globals['_EDGETOCORE']._serialized_start=879
-  _globals['_EDGETOCORE']._serialized_end=1049
-  _globals['_STREAMUPDATE']._serialized_start=1052
-  _globals['_STREAMUPDATE']._serialized_end=1297
-  _globals['_STREAMERROR']._serialized_start=1299
-  _globals['_STREAMERROR']._serialized_end=1384
-  _globals['_COREMODEL']._serialized_start=1387
-  _globals['_COREMODEL']._serialized_end=1541
-  _globals['_CORETOEDGE']._serialized_start=1544
-  _globals['_CORETOEDGE']._serialized_end=1692
+  _globals['_SUBMITSTREAM']._serialized_end=805
+  _globals['_CANCELSTREAM']._serialized_start=807
+  _globals['_CANCELSTREAM']._serialized_end=887
+  _globals['_PAUSESTREAM']._serialized_start=889
+  _globals['_PAUSESTREAM']._serialized_end=937
+  _globals['_EDGEHELLO']._serialized_start=939
+  _globals['_EDGEHELLO']._serialized_end=970
+  _globals['_EDGETOCORE']._serialized_start=973
+  _globals['_EDGETOCORE']._serialized_end=1209
+  _globals['_STREAMUPDATE']._serialized_start=1212
+  _globals['_STREAMUPDATE']._serialized_end=1457
+  _globals['_STREAMERROR']._serialized_start=1459
+  _globals['_STREAMERROR']._serialized_end=1544
+  _globals['_COREMODEL']._serialized_start=1547
+  _globals['_COREMODEL']._serialized_end=1701
+  _globals['_CORETOEDGE']._serialized_start=1704
+  _globals['_CORETOEDGE']._serialized_end=1903
 # @@protoc_insertion_point(module_scope)

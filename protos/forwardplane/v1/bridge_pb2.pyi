@@ -121,6 +121,8 @@ class SubmitStream(_message.Message):
     OUTPUT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    ISOLATION_DOMAIN_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """Minted by the edge, unique within it."""
     request_id: _builtins.str
@@ -133,6 +135,9 @@ class SubmitStream(_message.Message):
     deadline_ms: _builtins.int
     output_logprobs: _builtins.bool
     top_logprobs: _builtins.int
+    isolation_domain: _builtins.bytes
+    """Streams of one domain share cached prefixes: 16 bytes of a hash."""
+    priority: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___ResolvedSampling: ...
     @_builtins.property
@@ -151,10 +156,12 @@ class SubmitStream(_message.Message):
         output_logprobs: _builtins.bool = ...,
         top_logprobs: _builtins.int = ...,
         grammar: Global___Grammar | None = ...,
+        isolation_domain: _builtins.bytes = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "grammar", b"grammar", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,6 +189,30 @@ class CancelStream(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelStream: _TypeAlias = CancelStream  # noqa: Y015
+
+@_typing.final
+class PauseStream(_message.Message):
+    """The reader of a stream has fallen behind, or has caught up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    paused: _builtins.bool
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paused", b"paused", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseStream: _TypeAlias = PauseStream  # noqa: Y015
 
 @_typing.final
 class EdgeHello(_message.Message):
@@ -213,8 +244,12 @@ class EdgeToCore(_message.Message):
     CANCELS_FIELD_NUMBER: _builtins.int
     WANT_LOAD_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
+    WANT_FLUSH_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     want_load: _builtins.bool
     """Asks for a CoreToEdge.load."""
+    want_flush: _builtins.bool
+    """Asks for a CoreToEdge.flushed."""
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitStream]: ...
     @_builtins.property
@@ -223,6 +258,8 @@ class EdgeToCore(_message.Message):
     def hello(self) -> Global___EdgeHello:
         """Set in the first message of a connection, and only there."""
 
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseStream]: ...
     def __init__(
         self,
         *,
@@ -230,10 +267,12 @@ class EdgeToCore(_message.Message):
         cancels: _abc.Iterable[Global___CancelStream] | None = ...,
         want_load: _builtins.bool = ...,
         hello: Global___EdgeHello | None = ...,
+        want_flush: _builtins.bool = ...,
+        pauses: _abc.Iterable[Global___PauseStream] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "hello", b"hello", "submits", b"submits", "want_load", b"want_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "hello", b"hello", "pauses", b"pauses", "submits", b"submits", "want_flush", b"want_flush", "want_load", b"want_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,7 +302,9 @@ class StreamUpdate(_message.Message):
         """Last update only."""
 
     @_builtins.property
-    def usage(self) -> _sampling_pb2.Usage: ...
+    def usage(self) -> _sampling_pb2.Usage:
+        """First and last update. In the first only cached_tokens counts."""
+
     @_builtins.property
     def error(self) -> Global___StreamError:
         """The stream was refused or failed: class `reason` of the error taxonomy and its fields."""
@@ -362,6 +403,7 @@ class CoreToEdge(_message.Message):
     UPDATES_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    FLUSHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamUpdate]: ...
     @_builtins.property
@@ -370,16 +412,19 @@ class CoreToEdge(_message.Message):
     def model(self) -> Global___CoreModel:
         """Sent on connect and whenever it changes."""
 
+    @_builtins.property
+    def flushed(self) -> _generate_pb2.FlushCacheReply: ...
     def __init__(
         self,
         *,
         updates: _abc.Iterable[Global___StreamUpdate] | None = ...,
         load: _generate_pb2.GetLoadReply | None = ...,
         model: Global___CoreModel | None = ...,
+        flushed: _generate_pb2.FlushCacheReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load", b"load", "model", b"model", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

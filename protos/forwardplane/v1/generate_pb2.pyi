@@ -96,6 +96,8 @@ class GenerateRequest(_message.Message):
     CLIENT_TAG_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
@@ -111,6 +113,10 @@ class GenerateRequest(_message.Message):
     """Log-probability of each output token, and this many best alternatives (0 .. 20). Absent: none."""
     keep_special_tokens: _builtins.bool
     """Text of ids that the tokenizer marks as special. Absent: left out."""
+    cache_salt: _builtins.str
+    """Cached prefixes are shared only between requests of one caller with the same salt. At most 256 bytes. Absent: none."""
+    priority: _builtins.int
+    """Higher goes first where the server schedules by priority (-10 .. 10). Absent: 0."""
     echo: _builtins.bool
     """Give the prompt's text back: as it came, or the text of its ids with special tokens (chat, token ids)."""
     json_schema: _builtins.str
@@ -144,16 +150,20 @@ class GenerateRequest(_message.Message):
         client_tag: _builtins.str = ...,
         logprobs: _builtins.int | None = ...,
         keep_special_tokens: _builtins.bool | None = ...,
+        cache_salt: _builtins.str | None = ...,
+        priority: _builtins.int | None = ...,
         echo: _builtins.bool | None = ...,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         ebnf: _builtins.str = ...,
         choice: Global___ChoiceList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
     _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
     _WhichOneofReturnType__keep_special_tokens: _TypeAlias = _typing.Literal["keep_special_tokens"]  # noqa: Y015
@@ -162,10 +172,14 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf", "choice"]  # noqa: Y015
     _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
@@ -174,6 +188,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
     @_typing.overload
@@ -755,6 +771,7 @@ class FlushCacheReply(_message.Message):
 
     FREED_PAGES_FIELD_NUMBER: _builtins.int
     freed_pages: _builtins.int
+    """At once, on all workers; pages that running requests use follow when these end."""
     def __init__(
         self,
         *,

@@ -142,7 +142,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Not offered yet: UNIMPLEMENTED.
+        """No request that comes later finds anything in a prefix cache that was computed before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

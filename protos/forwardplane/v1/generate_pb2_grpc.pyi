@@ -50,7 +50,7 @@ class GenerationServiceStub:
     """Answers without a worker too; what only workers know is empty then."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetLoadRequest, _generate_pb2.GetLoadReply]
     FlushCache: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FlushCacheRequest, _generate_pb2.FlushCacheReply]
-    """Not offered yet: UNIMPLEMENTED."""
+    """No request that comes later finds anything in a prefix cache that was computed before."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -74,7 +74,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Answers without a worker too; what only workers know is empty then."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_generate_pb2.GetLoadRequest, _generate_pb2.GetLoadReply]  # type: ignore[assignment]
     FlushCache: _aio.UnaryUnaryMultiCallable[_generate_pb2.FlushCacheRequest, _generate_pb2.FlushCacheReply]  # type: ignore[assignment]
-    """Not offered yet: UNIMPLEMENTED."""
+    """No request that comes later finds anything in a prefix cache that was computed before."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Errors are statuses with google.rpc details and ErrorDetail; a refusal comes before any header and any chunk."""
@@ -149,6 +149,6 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.FlushCacheReply, _abc.Awaitable[_generate_pb2.FlushCacheReply]]:
-        """Not offered yet: UNIMPLEMENTED."""
+        """No request that comes later finds anything in a prefix cache that was computed before."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

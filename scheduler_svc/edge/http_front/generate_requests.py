@@ -137,6 +137,8 @@ def _generation(request: ChatRequest | CompletionRequest, *, logprobs: int | Non
         ),
         model=request.model,
         client_tag=request.user or "",
+        cache_salt=request.cache_salt,
+        priority=request.priority,
         logprobs=logprobs,
         keep_special_tokens=None if request.skip_special_tokens is None else not request.skip_special_tokens,
     )

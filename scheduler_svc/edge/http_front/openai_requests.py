@@ -115,6 +115,7 @@ def _parts(value: Any) -> Any:
 
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 Ids = Annotated[list[Int64], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]
@@ -134,6 +135,8 @@ class CallFields(_Fields):
 
     model: str | None = None
     user: str | None = None
+    cache_salt: str | None = None
+    priority: Int32 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -1,80 +1,221 @@
+from collections import Counter
+
 import pytest
 
-from scheduler_svc.core.policy import choose_victim, decay_ratio, raise_ratio, reserve_target
-from scheduler_svc.core.request import Request, new_request
-from scheduler_svc.core.settings import CoreSettings
-from scheduler_svc.core.state import SchedulerState
+from protos.wire.enums import FinishReason
+from scheduler_svc.core.events import ReaderPaused, ReaderResumed
+from scheduler_svc.core.fair_share import FairShares
+from scheduler_svc.core.policy import ByPriority, FirstComeFirstServed, LongestPrefixMatch, QueueView, make_policy
+from scheduler_svc.core.request import Request, RequestStatus, new_request
+from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from tests.support.core_harness import make_spec
+from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
 
 
-def make_request(handle: int, *, outputs: int = 0, prompt: int = 5, max_tokens: int = 100) -> Request:
-    request = new_request(make_spec(handle, prompt=prompt, max_tokens=max_tokens), handle)
-    request.tokens.extend(range(outputs))
-    return request
+def make_request(handle: int, *, now: float = 0.0, **changes: object) -> Request:
+    return new_request(make_spec(handle, **changes), handle, now=now)
 
 
-def test_the_victim_has_the_fewest_outputs_then_is_the_youngest():
-    requests = [make_request(1, outputs=9), make_request(2, outputs=3), make_request(3, outputs=2)]
-    requests.append(make_request(4, outputs=2))
-
-    assert choose_victim(requests) is requests[3]
-    assert choose_victim(requests[:3]) is requests[2]
+def order(queue: WaitingQueue, *, now: float = 0.0, cached: dict[int, int] | None = None) -> list[int]:
+    view = QueueView(now, lambda request: (cached or {}).get(request.handle, 0), lambda _: 10)
+    return [request.handle for request in queue.in_order(view)]
 
 
-def test_the_oldest_is_never_the_victim():
-    oldest, other = make_request(1), make_request(2, outputs=50)
+def first_plans(harness: CoreHarness) -> list[int]:
+    """Handles in order of their first row."""
+    return list(dict.fromkeys(handle for _, plan in harness.plans for handle in plan.rows.handles.tolist()))
 
-    assert choose_victim([other, oldest]) is other
-    assert choose_victim([oldest]) is None
+
+def make_harness(*, budget_tokens: int = 64, **changes: object) -> CoreHarness:
+    settings = CoreSettings(budget_tokens=budget_tokens, **changes)
+    return CoreHarness(settings)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "outputs", "target"),
-    [(0.5, 0, 5 + 50), (0.0, 0, 6), (1.0, 0, 104), (0.5, 99, 104), (0.5, 98, 104), (0.1, 90, 96)],
+    ("kind", "policy"),
+    [
+        (PolicyKind.FCFS, FirstComeFirstServed),
+        (PolicyKind.LPM, LongestPrefixMatch),
+        (PolicyKind.PRIORITY, ByPriority),
+    ],
 )
-def test_the_reserve_is_a_share_of_what_may_come(ratio, outputs, target):
-    assert reserve_target(make_request(1, outputs=outputs), ratio, CoreSettings()) == target
+def test_every_kind_has_a_policy(kind, policy):
+    assert type(make_policy(CoreSettings(schedule_policy=kind))) is policy
 
 
-def test_the_reserve_is_clipped():
-    request = make_request(1, max_tokens=100_000)
+def test_lpm_takes_the_most_cached_first_but_nobody_waits_for_ever():
+    queue = WaitingQueue(LongestPrefixMatch())
+    for handle, now in ((1, 0.0), (2, 5.0), (3, 5.0), (4, 5.0)):
+        queue.append(make_request(handle, now=now))
+    queue.put_back(make_request(5, now=5.0))
+    cached = {2: 4, 3: 8, 4: 8}
 
-    assert reserve_target(request, 0.5, CoreSettings(reserve_clip_tokens=100)) == 55
-
-
-def test_the_ratio_falls_to_its_floor_over_the_decay_steps():
-    state = SchedulerState.create(CoreSettings(new_token_ratio_decay_steps=10))
-    for _ in range(5):
-        decay_ratio(state)
-    assert state.new_token_ratio == pytest.approx(0.4)
-    for _ in range(20):
-        decay_ratio(state)
-    assert state.new_token_ratio == 0.1
+    assert order(queue, now=6.0, cached=cached) == [5, 3, 4, 2, 1]
+    assert order(queue, now=10.0, cached=cached) == [5, 1, 3, 4, 2]
 
 
-def test_a_retraction_raises_the_ratio_to_what_was_used():
-    state = SchedulerState.create(CoreSettings(new_token_ratio_start=0.1))
+def test_lpm_does_not_look_into_a_long_queue():
+    queue = WaitingQueue(LongestPrefixMatch())
+    for handle in range(1, 130):
+        queue.append(make_request(handle))
 
-    raise_ratio(state, [make_request(1, outputs=79)])
-    assert state.new_token_ratio == pytest.approx(99 / 101)
-    raise_ratio(state, [make_request(2)])
-    assert state.new_token_ratio == pytest.approx(99 / 101)
-    raise_ratio(state, [make_request(3, outputs=100)])
-    assert state.new_token_ratio == 1.0
+    assert order(queue, cached={129: 100}) == list(range(1, 130))
 
 
-def test_the_queue_keeps_returning_requests_in_front_and_counts_tokens():
-    queue = WaitingQueue()
-    requests = {handle: make_request(handle, outputs=handle) for handle in (1, 2, 3, 4)}
-    queue.append(requests[3])
-    queue.append(requests[4])
-    queue.put_back(requests[2])
-    queue.put_back(requests[1])
+def test_priority_ages():
+    queue = WaitingQueue(ByPriority(aging_s=10))
+    for handle, now, priority in ((1, 0.0, 0), (2, 5.0, 1), (3, 25.0, 2), (4, 0.0, -1)):
+        queue.append(make_request(handle, now=now, priority=priority))
 
-    assert [request.handle for request in queue] == [1, 2, 3, 4]
-    assert (len(queue), queue.tokens) == (4, 30)
-    queue.remove(requests[3])
-    queue.remove(requests[1])
-    assert [request.handle for request in queue] == [2, 4]
-    assert queue.tokens == 16
+    assert order(queue) == [2, 1, 3, 4]
+
+
+def test_a_higher_priority_is_placed_before_older_ones():
+    harness = make_harness(schedule_policy=PolicyKind.PRIORITY)
+    harness.attach(info=small_info(max_rows=1))
+    harness.submit(make_spec(1), make_spec(2), make_spec(3, priority=1))
+    harness.run()
+
+    assert first_plans(harness) == [3, 1, 2]
+
+
+def test_domains_get_equal_shares_however_many_requests_they_have():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1))
+    busy = [make_spec(stream, isolation_domain=b"busy") for stream in range(1, 11)]
+    quiet = [make_spec(stream, isolation_domain=b"quiet") for stream in (11, 12)]
+    harness.submit(*busy, *quiet)
+    harness.run()
+
+    places = [handle for handle in first_plans(harness) if handle >= 11]
+    assert places == [11, 12]
+    assert max(first_plans(harness).index(handle) for handle in places) <= 4
+    assert all(harness.output(spec.stream.stream_id) for spec in busy)
+
+
+def test_shares_count_tokens_and_not_requests():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1, num_pages=200))
+    long = [make_spec(stream, prompt=60, isolation_domain=b"long") for stream in range(1, 9)]
+    short = [make_spec(stream, prompt=6, isolation_domain=b"short") for stream in range(11, 31)]
+    harness.submit(*long, *short)
+    harness.run()
+
+    given = Counter("long" if handle <= 8 else "short" for handle in first_plans(harness)[:12])
+    assert given["short"] >= 3 * given["long"]
+    assert given["long"] >= 1
+
+
+def test_a_domain_does_not_save_up_while_it_asks_for_nothing():
+    shares = FairShares()
+    shares.enter(b"a")
+    shares.charge(b"a", 1000)
+    shares.charge(b"a", 1000)
+    shares.enter(b"late")
+    queues = {
+        b"a": [make_request(handle, isolation_domain=b"a") for handle in (1, 2)],
+        b"late": [make_request(handle, isolation_domain=b"late") for handle in (3, 4, 5)],
+    }
+    merged = [request.handle for request in shares.merge(queues, lambda _: 600)]
+
+    assert merged[:2] == [3, 4]
+    assert merged.index(1) < merged.index(5)
+
+
+def pause_all(harness: CoreHarness, *stream_ids: int) -> None:
+    harness.step(*[ReaderPaused(make_spec(stream).stream) for stream in stream_ids])
+
+
+def resume_all(harness: CoreHarness, *stream_ids: int) -> None:
+    harness.step(*[ReaderResumed(make_spec(stream).stream) for stream in stream_ids])
+
+
+@pytest.mark.parametrize("delivered", [0, 1, 3])
+def test_a_paused_request_is_in_no_later_plan_and_goes_on_when_resumed(delivered):
+    harness = make_harness(budget_tokens=4)
+    harness.attach(info=small_info(window=2))
+    harness.submit(make_spec(1, prompt=9, max_tokens=6), make_spec(2, max_tokens=6))
+    for _ in range(delivered):
+        harness.deliver()
+    pause_all(harness, 1, 77)
+    before = len(harness.plans)
+    harness.run()
+
+    assert all(1 not in plan.rows.handles for _, plan in harness.plans[before:])
+    assert isinstance(harness.output(2), list)
+    resume_all(harness, 1, 77)
+    harness.run()
+    assert [harness.output(stream) for stream in (1, 2)] == [
+        oracle(harness.infos["w0"], spec) for spec in harness.specs.values()
+    ]
+    harness.assert_balanced()
+
+
+def test_a_paused_request_gives_its_pages_to_those_who_wait():
+    harness = make_harness()
+    harness.attach(info=small_info(num_pages=9))
+    harness.submit(make_spec(1, prompt=20, max_tokens=12))
+    harness.deliver()
+    harness.submit(make_spec(2, prompt=28, max_tokens=4))
+    assert harness.state.gauges().waiting == 1
+    pause_all(harness, 1)
+    harness.run()
+
+    assert len(harness.output(2)) == 4
+    assert harness.state.streams[make_spec(1).stream].status is RequestStatus.WAITING
+    resume_all(harness, 1)
+    harness.run()
+    assert harness.output(1) == oracle(harness.infos["w0"], harness.specs[make_spec(1).stream])
+    harness.assert_balanced()
+
+
+def test_a_paused_request_gives_its_row_to_those_who_wait():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1))
+    harness.submit(make_spec(1, max_tokens=9), make_spec(2))
+    harness.deliver()
+    pause_all(harness, 1)
+    harness.run()
+
+    assert len(harness.output(2)) == 4
+
+
+def test_a_paused_request_has_lost_its_seniority():
+    """Under memory pressure the other one is the oldest now."""
+    harness = make_harness(new_token_ratio_start=0.0, new_token_ratio_floor=0.0)
+    harness.attach(info=small_info(num_pages=7))
+    harness.submit(make_spec(1, prompt=4, max_tokens=16), make_spec(2, prompt=4, max_tokens=16))
+    pause_all(harness, 1)
+    resume_all(harness, 1)
+    harness.run()
+
+    attempts: dict[int, set[int]] = {1: set(), 2: set()}
+    for _, plan in harness.plans:
+        for handle, attempt in zip(plan.rows.handles.tolist(), plan.rows.attempts.tolist(), strict=True):
+            attempts[handle].add(attempt)
+    assert attempts[2] == {0}
+    assert len(attempts[1]) > 1
+
+
+def test_one_who_waits_for_a_paused_ones_prefix_waits_no_more():
+    harness = make_harness(budget_tokens=8)
+    harness.attach()
+    shared = [3 * index for index in range(24)]
+    harness.submit(make_spec(1, prompt=shared), make_spec(2, prompt=[*shared, 1]))
+    harness.deliver()
+    pause_all(harness, 1)
+    harness.run()
+
+    assert len(harness.output(2)) == 4
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.STOP])
+def test_a_paused_request_can_be_cancelled(reason):
+    harness = make_harness()
+    harness.attach()
+    harness.submit(make_spec(1))
+    pause_all(harness, 1)
+    harness.cancel(1, reason)
+    harness.run()
+
+    harness.assert_balanced()

@@ -215,13 +215,13 @@ def test_broken_state_is_noticed():
     with pytest.raises(InternalFault, match="plans in flight continue one another"):
         check_invariants(harness.state)
     request.kv_len -= 1
-    worker.memory.reserve(1)
+    worker.memory.allocators[0].take(1)
     with pytest.raises(InternalFault, match="partition"):
         check_invariants(harness.state)
 
 
 def test_an_illegal_transition_is_a_bug():
-    request = new_request(make_spec(1), handle=1)
+    request = new_request(make_spec(1), handle=1, now=0.0)
 
     with pytest.raises(AssertionError, match="WAITING -> RUNNING"):
         request.move_to(RequestStatus.RUNNING)

@@ -4,12 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, PauseStream, SubmitStream
+from protos.forwardplane.v1.generate_pb2 import FlushCacheReply
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
-from protos.wire.errors import DataFault, QueueFull, UnavailableError, UnknownRequest
+from protos.wire.errors import CapacityError, DataFault, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.stream_text import StreamText
 from tests.support.edge_harness import tiny_card
 from tests.support.tiny_tokenizer import text_tokenizer
@@ -23,7 +25,9 @@ class Connection:
     def __init__(self) -> None:
         self.submits: list[SubmitStream] = []
         self.cancels: list[CancelStream] = []
+        self.pauses: list[tuple[int, bool]] = []
         self.load_questions = 0
+        self.flush_questions = 0
         self.arriving: asyncio.Queue[CoreToEdge | DataFault | None] = asyncio.Queue()
 
     def submit(self, submit: SubmitStream) -> None:
@@ -32,8 +36,14 @@ class Connection:
     def cancel(self, cancel: CancelStream) -> None:
         self.cancels.append(cancel)
 
+    def pause(self, pause: PauseStream) -> None:
+        self.pauses.append((pause.stream_id, pause.paused))
+
     def ask_load(self) -> None:
         self.load_questions += 1
+
+    def ask_flush(self) -> None:
+        self.flush_questions += 1
 
     async def receive(self) -> CoreToEdge | None:
         message = await self.arriving.get()
@@ -43,10 +53,12 @@ class Connection:
 
 
 class Rig:
-    def __init__(self, folder: Path, max_streams: int = 10) -> None:
+    def __init__(self, folder: Path, max_streams: int = 10, limits: ReaderLimits = DEFAULT_LIMITS) -> None:
         self.tokenizer = text_tokenizer(folder)
         self.connection = Connection()
-        self.link = CoreLink(self.connection, tiny_card(2), has_chat_template=False, max_streams=max_streams)
+        self.link = CoreLink(
+            self.connection, tiny_card(2), has_chat_template=False, max_streams=max_streams, reader_limits=limits
+        )
         self.gone = 0
 
     async def __aenter__(self) -> "Rig":
@@ -59,12 +71,14 @@ class Rig:
     def _count(self) -> None:
         self.gone += 1
 
-    def open(self, *, stops=(), caller: CallerIdentity = ANONYMOUS) -> CallerStream:
+    def open(self, *, stops=(), caller: CallerIdentity = ANONYMOUS, max_held_ids: int | None = 100) -> CallerStream:
         stream_id = self.link.new_stream_id()
         names = StreamNames(
             request_id=f"r{stream_id}", stream_id=stream_id, caller=caller, client_tag="", prompt_tokens=1, seed=1
         )
-        stream = CallerStream(names, StreamText(self.tokenizer.decoder(keep_special=False), stop_strings=stops))
+        stream = CallerStream(
+            names, StreamText(self.tokenizer.decoder(keep_special=False), stop_strings=stops), max_held_ids=max_held_ids
+        )
         self.link.open(stream, SubmitStream(stream_id=stream_id))
         return stream
 
@@ -152,7 +166,7 @@ async def test_streams_are_bounded(tmp_path: Path) -> None:
 async def test_when_the_core_is_gone_everything_ends(tmp_path: Path, last_word: DataFault | None) -> None:
     async with Rig(tmp_path) as rig:
         stream = rig.open()
-        load = asyncio.create_task(rig.link.load())
+        load = asyncio.create_task(rig.link.questions.load())
         await asyncio.sleep(0)
         await rig.say(last_word)
         assert isinstance(stream.error, UnavailableError)
@@ -165,8 +179,8 @@ async def test_when_the_core_is_gone_everything_ends(tmp_path: Path, last_word: 
 
 async def test_one_question_answers_all_who_ask_for_the_load(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
-        asking = [asyncio.create_task(rig.link.load()) for _ in range(3)]
-        left = asyncio.create_task(rig.link.load())
+        asking = [asyncio.create_task(rig.link.questions.load()) for _ in range(3)]
+        left = asyncio.create_task(rig.link.questions.load())
         await asyncio.sleep(0)
         left.cancel()
         message = CoreToEdge()
@@ -184,3 +198,53 @@ async def test_facts_follow_the_core(tmp_path: Path) -> None:
         await rig.say(CoreToEdge(model=CoreModel(context_tokens=1 << 20, logits_width=300)))
         assert [(facts.context_tokens, facts.is_serving) for facts in heard] == [(64, True), (128, False)]
         assert rig.link.facts is heard[-1]
+
+
+async def test_a_flush_is_answered_and_fails_without_a_core(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        asking = asyncio.create_task(rig.link.questions.flush_cache())
+        later = asyncio.create_task(rig.link.questions.flush_cache())
+        await asyncio.sleep(0)
+        message = CoreToEdge(flushed=FlushCacheReply(freed_pages=0))
+        await rig.say(message)
+        assert (await asking).freed_pages == 0
+        assert not later.done(), "a flush is not answered by an earlier one"
+        await rig.say(CoreToEdge(flushed=FlushCacheReply(freed_pages=3)))
+        assert (await later).freed_pages == 3
+        assert (rig.connection.flush_questions, rig.connection.load_questions) == (2, 0)
+        await rig.say(None)
+        with pytest.raises(UnavailableError):
+            await rig.link.questions.flush_cache()
+
+
+async def test_a_reader_who_falls_behind_is_paused_until_it_has_caught_up(tmp_path: Path) -> None:
+    async with Rig(tmp_path, limits=ReaderLimits(pause_ids=4, resume_ids=1, paused_s=60)) as rig:
+        stream = rig.open()
+        await rig.say(tokens(stream, b"abc"))
+        assert rig.connection.pauses == []
+        await rig.say(tokens(stream, b"de", first_pos=3))
+        await rig.say(tokens(stream, b"f", first_pos=5))
+        assert rig.connection.pauses == [(1, True)]
+        assert (await stream.next_chunk()).text == "abcdef"
+        assert rig.connection.pauses == [(1, True), (1, False)]
+        await rig.say(tokens(stream, b"ghij", first_pos=6))
+        rig.link.end(stream, ABORT)
+        assert rig.connection.pauses[2:] == [(1, True)]
+
+
+async def test_a_reader_who_stays_behind_is_ended(tmp_path: Path) -> None:
+    async with Rig(tmp_path, limits=ReaderLimits(pause_ids=4, resume_ids=1, paused_s=0.01)) as rig:
+        stream = rig.open()
+        await rig.say(tokens(stream, b"abcd"))
+        await asyncio.sleep(0.05)
+        assert isinstance(stream.error, CapacityError)
+        assert "4 tokens have waited for 0.01 s" in stream.error.message
+        assert [(cancel.stream_id, cancel.reason) for cancel in rig.connection.cancels] == [(1, ABORT)]
+        assert rig.link.num_streams == 0
+
+
+async def test_one_who_takes_everything_at_the_end_is_never_behind(tmp_path: Path) -> None:
+    async with Rig(tmp_path, limits=ReaderLimits(pause_ids=2)) as rig:
+        stream = rig.open(max_held_ids=None)
+        await rig.say(tokens(stream, b"abcd"))
+        assert rig.connection.pauses == []

@@ -67,6 +67,7 @@ INTERVALS = {
     "stop.max_tokens": (1, CONTEXT),
     "stop.min_tokens": (0, CONTEXT),
     "logprobs": (0, 20),
+    "priority": (-10, 10),
 }
 
 

@@ -24,6 +24,8 @@ MESSAGES = [{"role": "user", "content": "a"}]
 FULL = {
     "model": "m",
     "user": "u",
+    "cache_salt": "s",
+    "priority": -1,
     "temperature": 0.5,
     "top_p": 0.5,
     "top_k": 5,

@@ -1,15 +1,29 @@
+from array import array
+
 import pytest
 
 from protos.wire.enums import SubPoolKind
 from protos.wire.errors import UnsupportedFeature
 from protos.wire.worker_info import SubPool
+from scheduler_svc.memory.memory_check import check_memory
+from scheduler_svc.memory.page_holding import MemoryKey, PageHolding
 from scheduler_svc.memory.page_list import PageList
-from scheduler_svc.memory.worker_memory import MemoryKey, WorkerMemory, check_geometry
+from scheduler_svc.memory.prefix_match import PrefixMatch
+from scheduler_svc.memory.worker_memory import WorkerMemory, check_geometry
 from tests.support.plans import full_sub_pool, window_sub_pool
 
 KEY = MemoryKey("w0", 0)
 FULL = full_sub_pool(num_pages=9, page_size=4)
 WINDOW = window_sub_pool(num_pages=9, page_size=4, window_tokens=6)
+
+
+def reserve(memory: WorkerMemory, tokens: int) -> PageHolding:
+    """Without a look into the cache."""
+    return memory.reserve(array("i", range(tokens)), PrefixMatch(memory.cache, b""))
+
+
+def free(memory: WorkerMemory) -> list[int]:
+    return [allocator.free for allocator in memory.allocators]
 
 
 def full_memory() -> WorkerMemory:
@@ -22,31 +36,31 @@ def hybrid_memory(*, slack_tokens: int = 4) -> WorkerMemory:
 
 def test_a_reservation_covers_its_tokens_and_grows_by_pages():
     memory = full_memory()
-    holding = memory.reserve(5)
-    assert (holding.allocated_len, memory.free()) == (8, [6])
+    holding = reserve(memory, 5)
+    assert (holding.allocated_len, free(memory)) == (8, [6])
 
     memory.grow(holding, 8)
-    assert memory.free() == [6]
+    assert free(memory) == [6]
     memory.grow(holding, 9)
 
-    assert (holding.allocated_len, memory.free()) == (12, [5])
+    assert (holding.allocated_len, free(memory)) == (12, [5])
     assert holding.lists[0].held().tolist() == [1, 2, 3]
 
 
 def test_release_gives_everything_back_at_once():
     memory = full_memory()
-    holding = memory.reserve(20)
+    holding = reserve(memory, 20)
 
     memory.release(holding)
 
-    assert memory.free() == memory.usable() == [8]
-    memory.check([])
+    assert free(memory) == [8]
+    check_memory(memory, [])
 
 
 def test_growth_is_refused_when_one_sub_pool_is_short():
     memory = full_memory()
-    first = memory.reserve(28)
-    second = memory.reserve(4)
+    first = reserve(memory, 28)
+    second = reserve(memory, 4)
 
     assert not memory.can_grow(second, 5)
     memory.release(first)
@@ -55,12 +69,12 @@ def test_growth_is_refused_when_one_sub_pool_is_short():
 
 def test_a_window_sub_pool_is_filled_chunk_by_chunk():
     memory = hybrid_memory()
-    holding = memory.reserve(16)
-    assert (holding.allocated_len, memory.free()) == (0, [4, 8])
+    holding = reserve(memory, 16)
+    assert (holding.allocated_len, free(memory)) == (0, [4, 8])
 
     memory.grow(holding, 8)
 
-    assert (holding.allocated_len, memory.free()) == (8, [4, 6])
+    assert (holding.allocated_len, free(memory)) == (8, [4, 6])
 
 
 @pytest.mark.parametrize(
@@ -69,13 +83,13 @@ def test_a_window_sub_pool_is_filled_chunk_by_chunk():
 )
 def test_a_window_page_goes_once_no_later_window_reaches_it(kv_len, first):
     memory = hybrid_memory()
-    holding = memory.reserve(20)
+    holding = reserve(memory, 20)
     memory.grow(holding, 20)
 
-    memory.give_up_passed(holding, kv_len)
+    memory.commit(holding, array("i", range(20)), kv_len)
 
     assert [pages.first for pages in holding.lists] == [0, first]
-    memory.check([holding])
+    check_memory(memory, [holding])
 
 
 def test_demand_of_a_window_sub_pool_is_bounded():
@@ -87,7 +101,7 @@ def test_demand_of_a_window_sub_pool_is_bounded():
 
 def test_further_demand_counts_what_is_held():
     memory = hybrid_memory()
-    short, long = memory.reserve(4), memory.reserve(12)
+    short, long = reserve(memory, 4), reserve(memory, 12)
     memory.grow(long, 12)
 
     assert memory.further_demand([short, long], [5, 16]) == [1 + 1, 2 + 1]
@@ -105,7 +119,7 @@ def test_page_lists_grow_past_their_first_capacity():
     pages = PageList()
     allocated = full_sub_pool(num_pages=100)
     memory = WorkerMemory(KEY, (allocated,), slack_tokens=0)
-    holding = memory.reserve(16 * 70)
+    holding = reserve(memory, 16 * 70)
     pages.extend(holding.lists[0].held())
 
     assert pages.held().tolist() == list(range(1, 71))

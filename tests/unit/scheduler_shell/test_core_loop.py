@@ -10,6 +10,7 @@ from protos.wire.enums import FinishReason, WorkerState
 from protos.wire.errors import StaleEpoch, UnavailableError
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.core.events import (
+    CacheFlushRequested,
     Grammar,
     RequestCancelled,
     RequestSubmitted,
@@ -300,3 +301,24 @@ async def test_loop_lag_is_the_time_an_event_waited():
         time.sleep(0.02)
         await r.edges.until(lambda _: r.metric("loop_lag_seconds_count"))
         assert r.metric("loop_lag_seconds_sum") >= 0.02
+
+
+async def test_the_books_are_checked():
+    async with rig() as r:
+        r.attach()
+        r.submit(make_spec(1))
+        await r.end_of(1)
+        assert r.metric("invariant_checks_total", outcome="ok") >= 1
+        assert r.metric("invariant_checks_total", outcome="broken") == 0
+
+
+async def test_a_flush_is_answered_to_the_edge_that_asked():
+    async with rig() as r:
+        r.attach()
+        r.submit(make_spec(1, prompt=9))
+        await r.end_of(1)
+        r.loop.edge_events([CacheFlushRequested(EDGE)])
+        await r.edges.until(lambda messages: any(message.HasField("flushed") for message in messages))
+        assert sum(message.flushed.freed_pages for message in r.edges.messages) == 3
+        assert r.metric("prefix_cache_evicted_pages_total") == 3
+        assert r.metric("prefix_cache_queried_tokens_total") == 9

@@ -4,7 +4,7 @@ import pytest
 
 from protos.service.config import ConfigError, load_config
 from scheduler_svc.app import core_settings
-from scheduler_svc.config import CoreConfig, EpochSourceKind, LogFormat, LogLevel, Role, SchedulerConfig
+from scheduler_svc.config import CoreConfig, EpochSourceKind, LogFormat, LogLevel, Role, SchedulePolicy, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings
 
 FLAGS = {
@@ -24,6 +24,9 @@ FLAGS = {
     "edge_metrics_port": ("2", 2),
     "max_streams": ("9", 9),
     "budget_tokens": ("64", 64),
+    "target_step_ms": ("80", 80.0),
+    "schedule_policy": ("lpm", SchedulePolicy.LPM),
+    "priority_aging_s": ("3", 3.0),
     "max_waiting_requests": ("5", 5),
     "grammar_processes": ("3", 3),
     "grammar_cpu_s": ("4", 4),

@@ -4,16 +4,30 @@ from protos.service.metrics import naming_problems
 from protos.wire.enums import FinishReason, WorkerState
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
-from scheduler_svc.observation import Exporter, QueueTimes
+from scheduler_svc.observation import Exporter, IntegrityWatch, QueueTimes
 
 NAMES = {
-    *("requests_finished", "requests_running", "requests_waiting", "kv_pages", "kv_pages_used", "kv_usage_ratio"),
+    *(
+        "requests_finished",
+        "requests_running",
+        "requests_waiting",
+        "kv_pages",
+        "kv_pages_used",
+        "kv_pages_cached",
+        "kv_usage_ratio",
+    ),
     *("queue_seconds", "prompt_tokens", "output_tokens", "retractions", "step_build_seconds", "plan_encode_seconds"),
     *("plan_bytes", "plan_rtt_seconds", "plan_overhead_seconds", "plans_in_flight", "plan_nacks", "late_results"),
     *("scheduled_tokens", "batch_rows", "worker_up", "worker_state", "epoch", "loop_lag_seconds", "build", "model"),
 }
 LABEL_FREE = {"requests_running", "requests_waiting", "kv_usage_ratio", "kv_pages", "kv_pages_used"}
+
+
+def gauges_of(worker: str, **changes: object) -> WorkerGauges:
+    return WorkerGauges(worker=worker, plans_in_flight=0, budget_tokens=256, prediction_error=0.1, **changes)
 
 
 def test_the_promised_metrics_exist_and_are_named_by_the_rules():
@@ -55,11 +69,32 @@ def test_a_workers_state_is_one_of_all():
 
 def test_counters_rise_by_what_was_added_only():
     registry = CollectorRegistry()
-    exporter = Exporter(create_metrics(registry))
+    metrics = create_metrics(registry)
+    exporter = Exporter(metrics, IntegrityWatch(metrics.step.invariant_checks, clock=lambda: 0.0))
     counters = CoreCounters(output_tokens=5, retractions=1, finished={FinishReason.STOP: 2}, refused={"QUEUE_FULL": 1})
     workers = (
-        WorkerGauges(worker="a", requests=1, plans_in_flight=0, pages=(10, 4), pages_used=(3, 1)),
-        WorkerGauges(worker="b", requests=0, plans_in_flight=0, pages=(6,), pages_used=(0,)),
+        WorkerGauges(
+            worker="a",
+            requests=1,
+            plans_in_flight=0,
+            pages=(10, 4),
+            pages_used=(3, 1),
+            pages_cached=(2, 0),
+            evicted_pages=5,
+            budget_tokens=256,
+            prediction_error=0.1,
+        ),
+        WorkerGauges(
+            worker="b",
+            requests=0,
+            plans_in_flight=0,
+            pages=(6,),
+            pages_used=(0,),
+            pages_cached=(6,),
+            evicted_pages=1,
+            budget_tokens=256,
+            prediction_error=0.1,
+        ),
     )
     gauges = CoreGauges(running=1, waiting=2, waiting_tokens=0, new_token_ratio=0.5, workers=workers)
     exporter.export(gauges, counters)
@@ -88,3 +123,26 @@ def test_queue_times_are_measured_once_a_request():
     times.ended(StreamKey(0, 7))
     assert times.planned([11], now=7.0) == []
     assert len(times) == 0
+
+
+def test_books_are_checked_after_a_change_and_not_too_often():
+    registry = CollectorRegistry()
+    now = [100.0]
+    watch = IntegrityWatch(create_metrics(registry).step.invariant_checks, clock=lambda: now[0])
+    state = SchedulerState.create(CoreSettings())
+
+    def checks(outcome):
+        watch.check_if_due(state, state.gauges())
+        return registry.get_sample_value(PREFIX + "invariant_checks_total", {"outcome": outcome})
+
+    assert (checks("ok"), watch.wake_at(state)) == (0, None)
+    watch.changed()
+    assert (checks("ok"), watch.wake_at(state)) == (1, None)
+    watch.changed()
+    assert (checks("ok"), watch.wake_at(state)) == (1, 110.0)
+    now[0] = 110.0
+    assert checks("ok") == 2
+    state.waiting.tokens = 5
+    watch.changed()
+    now[0] = 120.0
+    assert (checks("broken"), checks("ok")) == (1, 2)
