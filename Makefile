@@ -47,7 +47,7 @@ serve: setup  ## the same services, staying up until Ctrl-C
 	$(BIN)/forwardplane serve
 
 test: setup-dev model  ## all tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu and not bench"
+	$(BIN)/python -m pytest -m "not gpu and not bench" -n 2 --dist loadfile
 
 static: format-check lint types contracts  ## format, lint, types, import contracts
 

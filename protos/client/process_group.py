@@ -5,7 +5,7 @@ Ctrl-C reaches the command alone and the scheduler drains before its workers lea
 told to stop by the kernel.
 """
 
-import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +21,6 @@ from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
 from protos.wire.errors import FaultError, UnavailableError
 
-PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
@@ -140,9 +139,8 @@ class ProcessGroup:
     def _spawn(self, command: ServiceCommand) -> "subprocess.Popen[bytes]":
         has_group = any(child.process.poll() is None for child in self._children)
         process = subprocess.Popen(
-            [sys.executable, *command.arguments],
+            [sys.executable, "-m", "protos.client.tethered", str(os.getpid()), *command.arguments],
             process_group=self._group if has_group else 0,
-            preexec_fn=_die_with_parent,
             stdin=subprocess.DEVNULL,
         )
         self._group = self._group if has_group else process.pid
@@ -167,7 +165,3 @@ def _is_serving(command: ServiceCommand) -> bool:
         except grpc.RpcError:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -53,7 +53,7 @@ def test_generate_streams_text_and_json_holds_the_same(server):
     answer = json.loads(last)
     assert answer["text"] == "The capital of France is Paris."
     assert answer["finish_reason"] == "stop"
-    assert answer["usage"] == {"prompt_tokens": 37, "cached_tokens": 0, "output_tokens": len(answer["token_ids"])}
+    assert answer["usage"] == {"prompt_tokens": 37, "cached_tokens": 32, "output_tokens": len(answer["token_ids"])}
     assert [item["token_id"] for item in answer["logprobs"]] == answer["token_ids"]
     assert all(len(item["top"]) == 2 for item in answer["logprobs"])
 

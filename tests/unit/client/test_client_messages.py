@@ -28,6 +28,8 @@ SAID = {
     "echo": True,
     "model": "m",
     "client_tag": "t",
+    "cache_salt": "s",
+    "priority": 2,
 }
 GRAMMARS = {"json_schema": "{}", "regex": "a+", "ebnf": "start: x", "choice": ("yes", "no")}
 

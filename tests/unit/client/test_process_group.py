@@ -1,5 +1,8 @@
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
 from protos.client.process_group import MAX_RESTARTS, ProcessGroup, ServiceCommand
@@ -74,3 +77,26 @@ def test_kill_ends_a_part_that_does_not_listen_while_stop_waits(group):
     made.kill()
     assert made.stop() != 0
     assert time.monotonic() - begin < 10
+
+
+def test_a_part_ends_when_the_process_that_started_it_is_killed():
+    code = (
+        "import os, sys\n"
+        "from protos.client.process_group import ProcessGroup, ServiceCommand\n"
+        "group = ProcessGroup()\n"
+        "sleep = ('-c', 'import time; time.sleep(60)')\n"
+        "part = ServiceCommand(name='p', arguments=sleep, health_target='', health_service='')\n"
+        "group.start([part])\n"
+        "print(group.pids()[0], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        part = psutil.Process(pid)
+        while "tethered" in " ".join(part.cmdline()):
+            time.sleep(0.01)
+        parent.kill()
+    _, alive = psutil.wait_procs([part], timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
