@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PEERS = ROOT / "build" / "peers"
-TRANSFORMERS = ("torch==2.13.0", "transformers>=4.57,<6", "gguf>=0.17", "sentencepiece", "protobuf")
+TRANSFORMERS = ("torch==2.13.0", "transformers>=4.57,<6", "accelerate>=1", "gguf>=0.17", "sentencepiece", "protobuf")
 
 
 def environment(name: str, packages: tuple[str, ...]) -> Path:
