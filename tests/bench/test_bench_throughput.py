@@ -1,7 +1,8 @@
 """Output throughput at 16 concurrent requests over gRPC beside transformers' batched generate, in one run.
 
 32-token prompts, 64 new tokens, end-of-sequence ignored, float32, prefill included on both sides; three interleaved
-rounds, medians and their ratio. Both sides use both cores; the gRPC client shares them with the services.
+rounds with new prompts each (no prefix is cached), medians and their ratio. Both sides use both cores; the gRPC client
+shares them with the services.
 """
 
 import asyncio
@@ -40,15 +41,16 @@ async def ours(target: str, prompts: list[list[int]]) -> float:
 
 
 def test_output_throughput_at_sixteen_beside_transformers():
-    prompts = np.random.default_rng(7).integers(100, 40000, (CONCURRENT, PROMPT_TOKENS)).tolist()
+    rng = np.random.default_rng(7)
+    rounds = rng.integers(100, 40000, (ROUNDS + 1, CONCURRENT, PROMPT_TOKENS)).tolist()
     folder = resolve_model(ServeOptions(), Console(quiet=True))
     python = environment("transformers", TRANSFORMERS)
     rates: dict[str, list[float]] = {"forwardplane": [], "transformers": []}
     peer = LinePeer(python, Path(__file__).parent / "transformers_peer.py", str(folder.weights), "2")
     try:
         with served(numerics="fast") as server:
-            asyncio.run(ours(server.target, prompts))
-            for _ in range(ROUNDS):
+            asyncio.run(ours(server.target, rounds[0]))
+            for prompts in rounds[1:]:
                 rates["forwardplane"].append(asyncio.run(ours(server.target, prompts)))
                 reply = peer.ask({"prompts": prompts, "new_tokens": NEW_TOKENS})
                 rates["transformers"].append(reply["tokens"] / reply["seconds"])
