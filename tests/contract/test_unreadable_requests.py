@@ -16,15 +16,15 @@ BROKEN = b"\xff" * 50
 
 
 class Generation(generate_pb2_grpc.GenerationServiceServicer):
-    async def Abort(self, request, context):  # noqa: N802
+    async def Abort(self, request, context):  # noqa: N802 - the name is gRPC's
         return generate_pb2.AbortReply()
 
-    async def Generate(self, request, context):  # noqa: N802
+    async def Generate(self, request, context):  # noqa: N802 - the name is gRPC's
         yield generate_pb2.GenerateChunk(request_id="a")
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
-    async def Execute(self, requests, context):  # noqa: N802
+    async def Execute(self, requests, context):  # noqa: N802 - the name is gRPC's
         async for _ in requests:
             yield worker_pb2.ExecuteReply(opened=worker_pb2.Opened(expected_seq=1))
 
