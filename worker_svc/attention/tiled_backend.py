@@ -55,6 +55,8 @@ class TiledMetadata:
 class TiledAttention:
     """The reproducible back-end."""
 
+    parts = ()
+
     def __init__(self, pool: TokenToKVPool) -> None:
         """Raises UnsupportedFeature on a CPU where a tile's bits depend on the tiles beside it."""
         self.pool = pool

@@ -54,6 +54,8 @@ class TorchMetadata:
 class TorchAttention:
     """The fast back-end."""
 
+    parts = ()
+
     def __init__(self, pool: TokenToKVPool) -> None:
         self.pool = pool
 

@@ -8,13 +8,14 @@ import torch
 
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
+from worker_svc.attention.choice import AttentionChoice
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
+from worker_svc.runners.model_stack import AttentionSettings, ModelStack, StackSettings
 from worker_svc.runners.native_stack import NativeSettings, NativeStack
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ def _threads(settings: ExecutorSettings) -> int:
 
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
+    for name in (settings.prefill_attention, settings.decode_attention):
+        if name not in {"auto", "native"}:
+            raise UnsupportedFeature(f"the native kernels have their own attention, not {name}", field="kernels")
     torch.set_num_threads(1)
     stack = NativeStack(
         folder,
@@ -95,6 +99,12 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
             max_rows=settings.max_rows,
             kv_bytes=settings.kv_bytes,
             num_pages=settings.num_pages,
+            attention=AttentionSettings(
+                prefill=settings.prefill_attention,
+                decode=settings.decode_attention,
+                plain=settings.kernels == "torch",
+                threads=_threads(settings),
+            ),
         )
     )
     stack.load_weights(folder)
@@ -107,5 +117,10 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         translator=stack.translator,
         geometry=stack.pool.geometry,
         config=stack.loaded.config,
-        kernels="torch",
+        kernels=_torch_phrase(stack.attention_choice),
     )
+
+
+def _torch_phrase(choice: AttentionChoice) -> str:
+    is_plain = {choice.prefill, choice.decode} <= {"torch", "tiled"}
+    return "torch" if is_plain else f"torch, {choice.describe()}"

@@ -17,6 +17,7 @@ from kernels.native_types import PAGE_SIZE
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
 from worker_svc.kv.index_translator import IndexTranslator
+from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.sizing import PoolRequest, pool_pages
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.native_source import NativeSource, native_source
@@ -115,4 +116,5 @@ def _geometry(source: NativeSource, settings: NativeSettings) -> KVGeometry:
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=torch.float16,
+        order=KVOrder.NATIVE,
     )
