@@ -1,4 +1,4 @@
-"""Writes `flashinfer/signatures.json`: the calls of flashinfer that we make, as its source declares them.
+"""Writes `signatures/flashinfer.json`: the calls of flashinfer that we make, as its source declares them.
 
     pip download flashinfer-python==0.6.18 --no-deps && unzip flashinfer_python-*.whl -d wheel
     python tests/contract/make_flashinfer_signatures.py wheel
@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).parent / "flashinfer" / "signatures.json"
+TARGET = Path(__file__).parent / "signatures" / "flashinfer.json"
 CALLS = {
     "BatchPrefillWithPagedKVCacheWrapper.__init__": "prefill.py",
     "BatchPrefillWithPagedKVCacheWrapper.plan": "prefill.py",

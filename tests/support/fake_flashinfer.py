@@ -10,7 +10,7 @@ import torch
 
 from worker_svc.attention.flashinfer_backend import FlashInfer
 
-SIGNATURES = json.loads((Path(__file__).parents[1] / "contract" / "flashinfer" / "signatures.json").read_text())
+SIGNATURES = json.loads((Path(__file__).parents[1] / "contract" / "signatures" / "flashinfer.json").read_text())
 
 
 def real_signature(call: str) -> inspect.Signature:

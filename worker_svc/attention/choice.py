@@ -84,10 +84,11 @@ class AttentionRequest:
             return ("native", "torch") if self.dtype == torch.float32 else ("torch",)
         return ("flashinfer", "torch")
 
-    def named(self) -> frozenset[str]:
-        """Every back-end that may come of it."""
+    def possible(self) -> frozenset[str]:
+        """Every back-end of this device that may come of it: what is worth being looked for."""
         asked = {self.prefill, self.decode}
-        return frozenset((asked - {AUTO}) | (set(self.candidates()) if AUTO in asked else set()))
+        named = (asked - {AUTO}) | (set(self.candidates()) if AUTO in asked else set())
+        return frozenset(name for name in named if name in TRAITS and self.device in TRAITS[name].devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

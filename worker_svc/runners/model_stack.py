@@ -153,7 +153,7 @@ class ModelStack:
             page_size=settings.page_size,
             head_dim=self.loaded.config.head_dim,
         )
-        self._machine = attention_machine(request.named())
+        self._machine = attention_machine(request.possible())
         self.attention_choice = choose_attention(request, self._machine.absent)
         for reason in self.attention_choice.reasons:
             logger.warning("attention back-end passed over", extra={"why": reason})

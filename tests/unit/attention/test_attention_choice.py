@@ -83,10 +83,18 @@ def test_who_names_a_back_end_that_is_not_there_hears_why():
         chosen({"native": "there was no compiler"}, decode="native")
 
 
-def test_only_back_ends_that_may_be_used_are_looked_for():
-    assert AttentionRequest(**PLAIN, plain=True).named() == {"torch"}
-    assert AttentionRequest(**PLAIN, prefill="tiled", decode="torch").named() == {"tiled", "torch"}
-    assert AttentionRequest(**PLAIN, prefill="tiled").named() == {"tiled", "native", "torch"}
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"plain": True}, {"torch"}),
+        ({"prefill": "tiled", "decode": "torch"}, {"tiled", "torch"}),
+        ({"prefill": "tiled"}, {"tiled", "native", "torch"}),
+        ({"prefill": "flashinfer", "decode": "torch"}, {"torch"}),
+        ({"device": "cuda", "decode": "native", "dtype": BRAIN}, {"flashinfer", "torch"}),
+    ],
+)
+def test_only_back_ends_that_may_be_used_are_looked_for(options, names):
+    assert AttentionRequest(**(PLAIN | options)).possible() == names
 
 
 def test_every_back_end_has_traits():
