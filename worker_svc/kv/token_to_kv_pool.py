@@ -22,6 +22,10 @@ class KVGeometry:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    sub_pool: int = 0
+    """Which one of the worker's it is."""
+    window_tokens: int = 0
+    """A token sees so many of the latest ones, itself included; 0: all."""
 
     @property
     def bytes_per_page(self) -> int:
@@ -33,7 +37,9 @@ class KVGeometry:
     def layout(self) -> str:
         """What must agree before one worker may read another's pages."""
         name = str(self.dtype).removeprefix("torch.")
-        return f"layers{self.num_layers}.heads{self.num_kv_heads}.dim{self.head_dim}.page{self.page_size}.{name}"
+        window = f".window{self.window_tokens}" if self.window_tokens else ""
+        shape = f"layers{self.num_layers}.heads{self.num_kv_heads}.dim{self.head_dim}.page{self.page_size}"
+        return f"{shape}{window}.{name}"
 
 
 class TokenToKVPool:

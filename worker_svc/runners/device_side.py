@@ -28,7 +28,8 @@ class DeviceSide:
 
     runner: ForwardRunner
     translator: IndexTranslator
-    geometry: KVGeometry
+    geometries: tuple[KVGeometry, ...]
+    """Of every sub-pool."""
     config: ModelConfig
     kernels: str
     """For people: start line, metric, benchmark rows."""
@@ -77,7 +78,7 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
-        geometry=stack.geometry,
+        geometries=stack.geometries,
         config=stack.config,
         kernels=stack.description,
     )
@@ -105,7 +106,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
-        geometry=stack.pool.geometry,
+        geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
         kernels="torch",
     )

@@ -18,8 +18,10 @@ from worker_svc.attention.registry import attention_backend
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.sizing import PoolRequest, pool_pages
+from worker_svc.kv.sub_pools import bytes_per_page_of_all
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
 from worker_svc.model_runner import ModelRunner
+from worker_svc.models.pool_geometries import pool_geometries
 from worker_svc.models.registry import LoadedModel, load_model
 from worker_svc.numerics import Numerics
 from worker_svc.runners.eager import EagerRunner
@@ -54,9 +56,11 @@ class ModelStack:
     """Made once at start; holds the parts for the process's life."""
 
     loaded: LoadedModel
-    pool: TokenToKVPool
+    pools: tuple[TokenToKVPool, ...]
+    """One for each sub-pool."""
     translator: IndexTranslator
-    attention: AttentionBackend[Any]
+    attention: tuple[AttentionBackend[Any], ...]
+    """One for each pool."""
     runner: EagerRunner
 
     def __init__(self, settings: StackSettings) -> None:
@@ -70,13 +74,13 @@ class ModelStack:
         self.loaded = load_model(folder, numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
 
     def make_pools(self) -> None:
-        """Reserve the KV pool in what memory the weights left.
+        """Reserve the KV pools in what memory the weights left.
 
         Raises:
             InvalidRequest: the pool's size is too small, or more than there is.
         """
         self._enter(BuildStep.POOLS)
-        sizeless = self._geometry(num_pages=0)
+        sizeless = self._geometries(num_pages=0)
         pages_of_a_row = -(-self.loaded.config.context_tokens // self._settings.page_size)
         request = PoolRequest(
             kv_bytes=self._settings.kv_bytes,
@@ -84,24 +88,26 @@ class ModelStack:
             free_bytes=free_bytes(self._settings.device),
             useful_pages=1 + self._settings.max_rows * pages_of_a_row,
         )
-        num_pages = pool_pages(request, bytes_per_page=sizeless.bytes_per_page)
-        self.pool = TokenToKVPool(self._geometry(num_pages=num_pages), device=self._settings.device)
+        cost = bytes_per_page_of_all([geometry.bytes_per_page for geometry in sizeless])
+        geometries = self._geometries(num_pages=pool_pages(request, bytes_per_page=cost))
+        self.pools = tuple(TokenToKVPool(geometry, device=self._settings.device) for geometry in geometries)
 
     def make_translator(self) -> None:
         """Make the one owner of where a page lies."""
         self._enter(BuildStep.TRANSLATOR)
-        self.translator = IndexTranslator((self.pool,))
+        self.translator = IndexTranslator(self.pools)
 
     def bind_attention(self) -> None:
-        """Make the attention back-end that the numerics ask for, on the pool that slots are translated for."""
+        """Make the attention back-ends that the numerics ask for, on the pools that slots are translated for."""
         self._enter(BuildStep.ATTENTION)
-        self.attention = attention_backend(self._settings.numerics.attention, self.pool)
-        verify_bound(self.attention, self.translator)
+        self.attention = tuple(attention_backend(self._settings.numerics.attention, pool) for pool in self.pools)
+        for backend in self.attention:
+            verify_bound(backend, self.translator)
 
     def make_runners(self) -> None:
         """Make the execution paths."""
         self._enter(BuildStep.RUNNERS)
-        self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(self.attention))
+        self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(*self.attention))
 
     def _enter(self, step: BuildStep) -> None:
         if step != self._step + 1:
@@ -109,15 +115,11 @@ class ModelStack:
             raise InternalFault(message)
         self._step = step
 
-    def _geometry(self, *, num_pages: int) -> KVGeometry:
-        config = self.loaded.config
-        return KVGeometry(
-            num_pages=num_pages,
-            page_size=self._settings.page_size,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=self._settings.dtype,
+    def _geometries(self, *, num_pages: int) -> tuple[KVGeometry, ...]:
+        """Of every sub-pool; `num_pages` of the full one."""
+        settings = self._settings
+        return pool_geometries(
+            self.loaded.config, num_pages=num_pages, page_size=settings.page_size, dtype=settings.dtype
         )
 
 
