@@ -15,6 +15,7 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, 
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -39,25 +40,23 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
     builder = BatchBuilder(
-        translator=side.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
+        translator=side.translator,
+        page_sizes=(settings.page_size,) * len(side.geometries),
+        device=torch.device(settings.device),
     )
     info = _worker_info(folder.card, settings, side=side)
     return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
-    geometry, config = side.geometry, side.config
-    sub_pool = SubPool(
-        kind=SubPoolKind.FULL,
-        num_pages=geometry.num_pages,
-        page_size=geometry.page_size,
-        bytes_per_page=geometry.bytes_per_page,
-    )
+    geometries, config = side.geometries, side.config
+    kv_layout = "+".join(geometry.layout for geometry in geometries)
+    has_window = any(geometry.window_tokens for geometry in geometries)
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES,
-        sub_pools=(sub_pool,),
+        features=FEATURES | {Feature.WINDOW_SUB_POOL} if has_window else FEATURES,
+        sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
         limits=_limits(settings, context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
@@ -67,11 +66,21 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         device=settings.device,
         model_name=card.name,
         fingerprints=Fingerprints(
-            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=geometry.layout
+            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=kv_layout
         ),
         max_hidden_mode=HiddenMode.NULL,
         kernels=side.kernels,
         version=_release(),
+    )
+
+
+def _sub_pool(geometry: KVGeometry) -> SubPool:
+    return SubPool(
+        kind=SubPoolKind.WINDOW if geometry.window_tokens else SubPoolKind.FULL,
+        num_pages=geometry.num_pages,
+        page_size=geometry.page_size,
+        bytes_per_page=geometry.bytes_per_page,
+        window_tokens=geometry.window_tokens,
     )
 
 

@@ -115,16 +115,20 @@ class Step:
         return [page for row, first in zip(self.rows, self.first_pages, strict=True) for page in row.pages[:first]]
 
     def batch(self, pool: TokenToKVPool) -> ForwardBatch:
+        for row in self.rows:
+            row.window_pages = row.pages
         batch = make_batch(self.rows, self.lens, translator=IndexTranslator((pool,)))
         (group,) = batch.page_groups
-        return replace(batch, page_groups=(self._trimmed(group, device=pool.keys(LAYER).device),))
+        return replace(batch, page_groups=(self._listed(group, device=pool.keys(LAYER).device),))
 
-    def _trimmed(self, group: PageGroup, *, device: torch.device) -> PageGroup:
-        first = np.array(self.first_pages, np.int32)
-        counts = np.diff(group.kv_indptr_host)
-        places = np.concatenate([np.arange(count) for count in counts])
-        indices = group.kv_indices_host[places >= np.repeat(first, counts)]
-        indptr = np.concatenate(([0], np.cumsum(counts - first))).astype(np.int32)
+    def _listed(self, group: PageGroup, *, device: torch.device) -> PageGroup:
+        """The pages of each row from its first listed one on."""
+        used = [
+            row.pages[first : -(-total // self.page_size)]
+            for row, first, total in zip(self.rows, self.first_pages, self.totals, strict=True)
+        ]
+        indptr = np.cumsum([0, *(len(pages) for pages in used)]).astype(np.int32)
+        indices = np.concatenate(used).astype(np.int32)
         return replace(
             group,
             out_cache_loc=group.out_cache_loc.to(device),
@@ -132,7 +136,7 @@ class Step:
             kv_indices=torch.from_numpy(indices),
             kv_indptr_host=indptr,
             kv_indices_host=indices,
-            start_positions_host=first * np.int32(self.page_size),
+            start_positions_host=np.array(self.first_pages, np.int32) * self.page_size,
         )
 
     def run(self, backend: AttentionBackend, pool: TokenToKVPool) -> torch.Tensor:

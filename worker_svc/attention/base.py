@@ -57,14 +57,14 @@ def reachable(backend: AttentionBackend[Any]) -> Iterator[AttentionBackend[Any]]
         yield from reachable(part)
 
 
-def verify_bound(backend: AttentionBackend[Any], translator: IndexTranslator) -> None:
-    """Refuse a back-end of which any part reads another pool than those that write slots are translated for.
+def verify_bound(backend: AttentionBackend[Any], translator: IndexTranslator, *, sub_pool: int = 0) -> None:
+    """Refuse a back-end of which any part reads another pool than the one that write slots are translated for.
 
     Raises:
         InternalFault: the parts were built in the wrong order or from different pools.
     """
     for found in reachable(backend):
-        if not any(found.pool is pool for pool in translator.pools):
+        if found.pool is not translator.pools[sub_pool] or found.pool.geometry.sub_pool != sub_pool:
             name = type(found).__name__
-            message = f"attention back-end {name} is bound to a pool that the index translator does not know"
+            message = f"attention back-end {name} is bound to a pool that is not the translator's sub-pool {sub_pool}"
             raise InternalFault(message)

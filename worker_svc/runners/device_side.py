@@ -13,9 +13,10 @@ from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
+from worker_svc.runners.attention_parts import AttentionSettings
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import AttentionSettings, ModelStack, StackSettings
+from worker_svc.runners.model_stack import ModelStack, StackSettings
 from worker_svc.runners.native_stack import NativeSettings, NativeStack
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ class DeviceSide:
 
     runner: ForwardRunner
     translator: IndexTranslator
-    geometry: KVGeometry
+    geometries: tuple[KVGeometry, ...]
+    """Of every sub-pool."""
     config: ModelConfig
     kernels: str
     """For people: start line, metric, benchmark rows."""
@@ -81,7 +83,7 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
-        geometry=stack.geometry,
+        geometries=stack.geometries,
         config=stack.config,
         kernels=stack.description,
     )
@@ -115,7 +117,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
-        geometry=stack.pool.geometry,
+        geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
         kernels=_torch_phrase(stack.attention_choice),
     )

@@ -19,8 +19,10 @@ from protos.wire.errors import UnsupportedFeature
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.sizing import PoolRequest, pool_pages
+from worker_svc.kv.sub_pools import bytes_per_page_of_all
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.native_source import NativeSource, native_source
+from worker_svc.models.pool_geometries import pool_geometries
 from worker_svc.runners.native import NativeRunner
 
 logger = logging.getLogger(__name__)
@@ -61,9 +63,9 @@ class NativeStack:
         native = _library(settings)
         source = native_source(folder)
         self.config = source.config
-        self.geometry = _geometry(source, settings)
+        self.geometries = _geometries(source, settings)
         limits = NativeLimits(
-            num_pages=(self.geometry.num_pages,),
+            num_pages=tuple(geometry.num_pages for geometry in self.geometries),
             max_context=source.config.context_tokens,
             max_tokens=settings.max_tokens,
             max_rows=settings.max_rows,
@@ -74,7 +76,7 @@ class NativeStack:
         except KernelError as error:
             threads.close()
             raise UnsupportedFeature(str(error), field="kernels") from error
-        self.translator = IndexTranslator((NativePages(self.geometry),))
+        self.translator = IndexTranslator([NativePages(geometry) for geometry in self.geometries])
         self.runner = NativeRunner(model)
         self.description = model.describe()
 
@@ -99,22 +101,14 @@ def _settings_problem(settings: NativeSettings) -> str | None:
     return None
 
 
-def _geometry(source: NativeSource, settings: NativeSettings) -> KVGeometry:
+def _geometries(source: NativeSource, settings: NativeSettings) -> tuple[KVGeometry, ...]:
     config, spec = source.config, source.spec
-    if spec.num_groups != 1:
-        raise UnsupportedFeature(f"the model has {spec.num_groups} sub-pools, 1 works here", field="kernels")
     request = PoolRequest(
         kv_bytes=settings.kv_bytes,
         num_pages=settings.num_pages,
         free_bytes=int(psutil.virtual_memory().available),
         useful_pages=1 + settings.max_rows * -(-config.context_tokens // PAGE_SIZE),
     )
-    return KVGeometry(
-        num_pages=pool_pages(request, bytes_per_page=spec.bytes_per_page(0, PAGE_SIZE)),
-        page_size=PAGE_SIZE,
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float16,
-        order=KVOrder.NATIVE,
-    )
+    cost = bytes_per_page_of_all([spec.bytes_per_page(group, PAGE_SIZE) for group in range(spec.num_groups)])
+    num_pages = pool_pages(request, bytes_per_page=cost)
+    return pool_geometries(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float16, order=KVOrder.NATIVE)

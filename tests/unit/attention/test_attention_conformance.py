@@ -14,7 +14,6 @@ HEADS = {
     "wide": Heads(queries=4, keys=1, dim=256),
 }
 every_setup = pytest.mark.parametrize("setup", names_of(), indirect=True)
-windowed_setup = pytest.mark.parametrize("setup", names_of(without=("torch", "tiled")), indirect=True)
 every_plan = pytest.mark.parametrize("plan", PLANS)
 
 
@@ -54,7 +53,7 @@ def test_pages_of_any_size_are_read(setup, page_size):
 
 @pytest.mark.parametrize("window", [1, 10, 64, 70])
 @every_plan
-@windowed_setup
+@every_setup
 def test_a_window_hides_what_lies_before_it(setup, plan, window):
     step = planned(plan, dtype=setup.dtype)
     pool = setup.pool(float("nan"), window_tokens=window)
@@ -65,7 +64,7 @@ def test_a_window_hides_what_lies_before_it(setup, plan, window):
 
 
 @every_plan
-@windowed_setup
+@every_setup
 def test_pages_wholly_before_the_window_may_be_gone(setup, plan):
     """They are not listed, and whoever has them now may have written NaN."""
     window = 20

@@ -124,6 +124,6 @@ def test_the_stack_is_complete_after_the_last_step(folder):
     built = stack()
     for name in ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners"):
         _call(built, name, folder)
-    assert built.attention.pool is built.pool is built.translator.pools[0]
+    assert built.attention[0].pool is built.pools[0] is built.translator.pools[0]
     with pytest.raises(InternalFault):
         built.make_runners()
