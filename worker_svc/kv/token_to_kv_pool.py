@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.device.kv_writer import kv_writer
 from worker_svc.kv.kv_order import KVOrder, PageShape, head_views, layer_shape
 
 SINK_PAGE = 0
@@ -67,6 +68,7 @@ class TokenToKVPool:
         self.geometry = geometry
         shape = (geometry.num_layers, *layer_shape(geometry.order, geometry.page_shape))
         self._buffer = torch.empty(shape, dtype=geometry.dtype, device=device)
+        self._write = kv_writer(device)
         self._views = [head_views(geometry.order, layer, geometry.page_shape) for layer in self._buffer]
 
     @property
@@ -79,10 +81,8 @@ class TokenToKVPool:
 
         They are rounded to the pool's type.
         """
-        pages = torch.div(slots, self.geometry.page_size, rounding_mode="floor")
-        offsets = slots - pages * self.geometry.page_size
         for view, new in zip(self._views[layer], (keys, values), strict=True):
-            view[:, pages, offsets] = new.transpose(0, 1).to(view.dtype)
+            self._write(new, slots, view)
 
     def keys(self, layer: int) -> Tensor:
         """[num_kv_heads, num_pages, page_size, head_dim], the buffer itself."""
