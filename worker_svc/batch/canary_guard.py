@@ -93,15 +93,23 @@ class KVCanary:
         If bad rows are refused, they write to the sink in the new batch. Otherwise it is the same batch.
         """
         layout = row_layout(batch)
-        reads = [
-            row_reads(layout, group, seeds=expected.seeds, page_size=table.page_size)
-            for group, table in zip(batch.page_groups, self.tables, strict=True)
-        ]
+        reads = self._reads(batch, layout, expected)
         verdict = self._verdict(layout, reads, expected)
         if self._is_refusing and verdict.violations:
             batch = _diverted(batch, verdict.is_bad[layout.token_rows])
         self._record(batch, layout, reads=reads, expected=expected)
         return batch, verdict
+
+    def check(self, batch: ForwardBatch, expected: ExpectedRows) -> CanaryVerdict:
+        """What is wrong with what the batch reads. Records nothing."""
+        layout = row_layout(batch)
+        return self._verdict(layout, self._reads(batch, layout, expected), expected)
+
+    def _reads(self, batch: ForwardBatch, layout: RowLayout, expected: ExpectedRows) -> list[RowReads]:
+        return [
+            row_reads(layout, group, seeds=expected.seeds, page_size=table.page_size)
+            for group, table in zip(batch.page_groups, self.tables, strict=True)
+        ]
 
     def _verdict(self, layout: RowLayout, reads: Sequence[RowReads], expected: ExpectedRows) -> CanaryVerdict:
         violations: list[CanaryViolation] = []

@@ -1,4 +1,4 @@
-"""The canary against hand-made plans: clean runs are silent, every planted corruption is named in the step that reads it."""
+"""The canary against hand-made plans: clean runs are silent, planted corruption is named in the step that reads it."""
 
 from dataclasses import replace
 
@@ -163,7 +163,6 @@ def test_one_overwritten_slot_anywhere_in_a_row_is_caught_within_a_page_of_it(sl
     """A write of some other token to a slot of A, as a wrong slot in a plan would do it."""
     steps = filled(mode="count")
     table = steps.canary.tables[0]
-    victim = steps.before.page_groups[0]
     position = int(table.positions[slot])
     wrong = steps.builder.build(plans.make_plan([plans.extend(0, 1, ids=[999])], info=steps.info))[0]
     group = replace(wrong.page_groups[0], out_cache_loc=torch.tensor([slot]))
@@ -172,7 +171,6 @@ def test_one_overwritten_slot_anywhere_in_a_row_is_caught_within_a_page_of_it(sl
     found = steps.run((A, 10, 1, [1, 2, 3]))
     assert len(found) == 1
     assert abs(found[0][1] // P - position // P) <= 1
-    assert victim is not None
 
 
 def test_a_page_that_was_never_written_is_caught():
@@ -204,7 +202,6 @@ def test_window_sub_pools_are_checked_on_the_pages_they_still_list():
     steps = Steps(info=plans.make_info(sub_pools=pools))
     assert steps.info.sub_pools[1].kind is SubPoolKind.WINDOW
     assert steps.run((A, 0, 20, [1, 2, 3, 4, 5])) == []
-    steps.pages.next_page[1] = 4
     steps.pages.next_page[1] = 1 + (20 - 6) // P
     assert steps.run((A, 20, 1, [1, 2, 3, 4, 5, 6])) == []
     steps.pages.next_page[1] = 2
