@@ -15,6 +15,7 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, 
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
@@ -45,19 +46,18 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         device=torch.device(settings.device),
     )
     info = _worker_info(folder.card, settings, side=side)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
+    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
     geometries, config = side.geometries, side.config
     kv_layout = "+".join(geometry.layout for geometry in geometries)
-    has_window = any(geometry.window_tokens for geometry in geometries)
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES | {Feature.WINDOW_SUB_POOL} if has_window else FEATURES,
+        features=_features(side),
         sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
-        limits=_limits(settings, context_tokens=config.context_tokens),
+        limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -74,6 +74,15 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
+def _features(side: DeviceSide) -> frozenset[Feature]:
+    found = set(FEATURES)
+    if side.canary is not None:
+        found.add(Feature.CANARY)
+    if any(geometry.window_tokens for geometry in side.geometries):
+        found.add(Feature.WINDOW_SUB_POOL)
+    return frozenset(found)
+
+
 def _sub_pool(geometry: KVGeometry) -> SubPool:
     return SubPool(
         kind=SubPoolKind.WINDOW if geometry.window_tokens else SubPoolKind.FULL,
@@ -84,9 +93,11 @@ def _sub_pool(geometry: KVGeometry) -> SubPool:
     )
 
 
-def _limits(settings: ExecutorSettings, *, context_tokens: int) -> WorkerLimits:
+def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    """`geometry`: of the full sub-pool."""
+    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
-        max_rows=settings.max_rows,
+        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=WINDOW,

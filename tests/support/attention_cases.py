@@ -8,7 +8,8 @@ import torch
 
 from tests.support.forwards import Row, make_batch
 from worker_svc.attention.base import AttentionBackend
-from worker_svc.batch.forward_batch import ForwardBatch, PageGroup
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.page_group import PageGroup
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker_svc.batch.forward_batch import PageGroup
+from worker_svc.batch.page_group import PageGroup
 
 Array = np.ndarray
 

@@ -3,7 +3,8 @@
 import torch
 
 from worker_svc.kv.kv_order import KVOrder
-from worker_svc.kv.sub_pools import sub_pool_windows, window_pages
+from worker_svc.kv.sizing import window_pages
+from worker_svc.kv.sub_pools import sub_pool_windows
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 
