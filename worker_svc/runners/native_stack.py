@@ -18,12 +18,10 @@ from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
 from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.device.memory import free_bytes
 from worker_svc.kv.index_translator import IndexTranslator
-from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.sizing import MIN_PAGES, FreeMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
-from worker_svc.models.native_source import NativeSource, native_source
-from worker_svc.models.pool_geometries import pool_geometries
+from worker_svc.models.native_source import NativeSource, native_geometries, native_source
 from worker_svc.numerics import DTYPES
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -81,9 +79,7 @@ class NativeStack:
         """
         self._order.enter(BuildStep.POOLS)
         assert self._model is not None, "the weights are packed"
-        sizeless = pool_geometries(
-            self.config, num_pages=0, page_size=PAGE_SIZE, dtype=torch.float16, order=KVOrder.NATIVE
-        )
+        sizeless = native_geometries(self.config)
         self.geometries = sized(
             sizeless,
             settings=self._settings,
