@@ -7,19 +7,14 @@ refused before anything is packed.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from kernels.errors import KernelError
 from kernels.native_spec import NativeModelSpec, RawTensor, spec_from_metadata
-from kernels.native_types import PAGE_SIZE
 from protos.service.gguf_header import GgufHeader, read_gguf_header
 from protos.service.gguf_types import TENSOR_TYPES
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
-from worker_svc.kv.kv_order import KVOrder
-from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
-from worker_svc.models.pool_geometries import pool_geometries
 from worker_svc.models.registry import checked_config
 from worker_svc.models.weights import check_fingerprint
 
@@ -73,8 +68,3 @@ def _raw_tensors(folder: ModelFolder, header: GgufHeader) -> dict[str, RawTensor
         )
         for name, entry in header.tensors.items()
     }
-
-
-def native_geometries(config: ModelConfig) -> tuple[KVGeometry, ...]:
-    """Every sub-pool as the native kernels lay it out, with no number of pages yet."""
-    return pool_geometries(config, num_pages=0, page_size=PAGE_SIZE, dtype=torch.float16, order=KVOrder.NATIVE)

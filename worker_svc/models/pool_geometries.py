@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.native_types import PAGE_SIZE
 from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.sizing import window_pages
 from worker_svc.kv.sub_pools import sub_pool_windows
@@ -43,3 +44,8 @@ def pool_geometries(
         )
         for index, window in enumerate(sub_pool_windows(config.layer_windows))
     )
+
+
+def native_geometries(config: ModelConfig) -> tuple[KVGeometry, ...]:
+    """Every sub-pool as the native kernels lay it out, with no number of pages yet."""
+    return pool_geometries(config, num_pages=0, page_size=PAGE_SIZE, dtype=torch.float16, order=KVOrder.NATIVE)

@@ -21,7 +21,8 @@ from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.sizing import MIN_PAGES, FreeMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
-from worker_svc.models.native_source import NativeSource, native_geometries, native_source
+from worker_svc.models.native_source import NativeSource, native_source
+from worker_svc.models.pool_geometries import native_geometries
 from worker_svc.numerics import DTYPES
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
