@@ -88,7 +88,7 @@ struct fp_step {
     const int32_t* logits_slot;  // [num_out]: row of `logits` to write, or -1
     int32_t num_logits;          // rows of `logits`
     int32_t* best_ids;           // out [num_out]: id of the largest logit, the lowest id among equals
-    float* best_logits;          // out [num_out]
+    float* best_logits;          // out [num_out]: NaN if any logit of the token is
     float* logits;               // out [num_logits, vocab_size]
     float* last_hidden;          // out [num_rows, hidden] final hidden state of each row's last token, or null
     uint8_t* finite;             // out [num_rows]: 1 if that state is finite

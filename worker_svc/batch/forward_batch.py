@@ -100,6 +100,15 @@ class ForwardBatch:
             return self.extend.extend_lens_host
         return np.ones(self.num_reqs, np.int32)
 
+    def wants_logits_host(self) -> Array:
+        """[num_logits] bool: rows of `logits_rows` of which more than the arg-max is needed."""
+        wants = np.zeros(self.num_logits, bool)
+        if self.sampling is not None:
+            wants[: self.real_logits] = ~self.sampling.is_greedy()
+        if self.logprobs is not None:
+            wants[: self.real_logits] |= self.logprobs.is_wanted()
+        return wants
+
     def check(self) -> None:
         """Assert that fields, groups and the mode's traits agree. Reads the device: for tests."""
         assert self.input_ids.shape == self.positions.shape == (self.num_tokens,)

@@ -99,6 +99,12 @@ class SamplingGroup:
     rules: Mapping[int, LogitRules] = field(default_factory=dict)
     """By place in [K]: what changes the row's logits first. Rows without rules are absent."""
 
+    def is_greedy(self) -> Array:
+        """[K] bool: the row's token is the arg-max of its logits."""
+        greedy = self.temperatures == 0
+        greedy[list(self.rules)] = False
+        return greedy
+
     def check(self, *, num_reqs: int, num_logits: int) -> None:
         """Assert one element per sampled row and ascending rows."""
         columns = (self.positions, self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.seeds)
@@ -117,6 +123,18 @@ class SamplingGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BestLogits:
+    """The arg-max of K rows of logits, and where the logits of each row are. Host arrays."""
+
+    ids: Array
+    """[K] int64: lowest id of the largest value."""
+    values: Array
+    """[K] float32: that value, NaN if the row holds one."""
+    places: Array
+    """[K] int64: the row's place among the logits that were written; -1: they were not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogprobGroup:
     """Which sampled rows return log-probabilities of the raw distribution. Present iff one does."""
 
@@ -124,6 +142,10 @@ class LogprobGroup:
     """[K] bool: return the sampled token's log-probability."""
     top_counts: Array
     """[K] int64: how many best tokens to return."""
+
+    def is_wanted(self) -> Array:
+        """[K] bool: the row returns some."""
+        return self.wanted | (self.top_counts > 0)
 
     def check(self, *, num_logits: int) -> None:
         """Assert one element per sampled row."""

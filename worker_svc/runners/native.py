@@ -13,6 +13,7 @@ from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.page_group import PageGroup
+from worker_svc.batch.row_groups import BestLogits
 from worker_svc.model_runner import RunnerOutput
 
 
@@ -34,8 +35,9 @@ class NativeRunner:
         Raises:
             DeviceFault: the kernels refused what validation let through; nothing was computed.
         """
+        wants_logits = batch.wants_logits_host()
         try:
-            output = self._model.step(_step_input(batch))
+            output = self._model.step(_step_input(batch, wants_logits=wants_logits))
         except KernelError as error:
             raise DeviceFault(f"native kernels: {error}") from error
         assert output.last_hidden is not None, "asked for"
@@ -43,10 +45,15 @@ class NativeRunner:
             last_hidden=torch.from_numpy(output.last_hidden),
             logits=torch.from_numpy(output.logits),
             finite=torch.from_numpy(output.finite),
+            best=BestLogits(
+                ids=output.best_ids.astype(np.int64),
+                values=output.best_logits,
+                places=np.where(wants_logits, np.cumsum(wants_logits) - 1, -1),
+            ),
         )
 
 
-def _step_input(batch: ForwardBatch) -> StepInput:
+def _step_input(batch: ForwardBatch, *, wants_logits: np.ndarray) -> StepInput:
     qo_indptr = np.zeros(batch.num_reqs + 1, np.int32)
     np.cumsum(batch.query_lens_host(), out=qo_indptr[1:])
     return StepInput(
@@ -56,7 +63,7 @@ def _step_input(batch: ForwardBatch) -> StepInput:
         seq_lens=batch.seq_lens_host,
         pages=tuple(_step_pages(group) for group in batch.page_groups),
         out_tokens=batch.logits_rows.numpy().astype(np.int32),
-        wants_logits=np.ones(batch.num_logits, np.bool_),
+        wants_logits=wants_logits,
         wants_hidden=True,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.row_groups import SamplingGroup
+from worker_svc.batch.row_groups import BestLogits, SamplingGroup
 from worker_svc.sampling.candidates import scaled_row, surviving_ids
 from worker_svc.sampling.philox import GUMBEL_MAX, gumbels, noise_words
 from worker_svc.sampling.ruled_row import ruled_row
@@ -36,18 +36,24 @@ class SampledRows:
     """[K] bool: the row's rules left an id with a finite logit. Not above `finite`."""
 
 
-def sample(logits: Tensor, group: SamplingGroup) -> SampledRows:
-    """The tokens of `logits` [K, logits_width] float32; the logits are untouched."""
-    best_ids, best_values = best_of_rows(logits)
-    finite = np.isfinite(best_values)
+def sample(logits: Tensor, group: SamplingGroup, *, best: BestLogits | None = None) -> SampledRows:
+    """The tokens of the K rows; the logits are untouched.
+
+    Args:
+        logits: [K, logits_width] float32; with `best`, rows that are not plainly greedy, at the places it names.
+        group: how each row samples.
+        best: the arg-max of each row, where it is known already.
+    """
+    best = best or best_of_rows(logits)
+    finite = np.isfinite(best.values)
     has_candidate = finite.copy()
-    token_ids = np.where(finite, best_ids, 0)
+    token_ids = np.where(finite, best.ids, 0)
     has_rules = np.zeros(len(finite), bool)
     has_rules[list(group.rules)] = True
     worked_rows = np.flatnonzero(finite & ((group.temperatures > 0) | has_rules))
     for begin in range(0, len(worked_rows), _ROWS_PER_BLOCK):
         block = worked_rows[begin : begin + _ROWS_PER_BLOCK]
-        rows = host_rows(logits, block)
+        rows = host_rows(logits, best.places[block])
         for place, k in enumerate(block.tolist()):
             if has_rules[k]:
                 rows[place] = ruled_row(rows[place], group.rules[k])
@@ -61,14 +67,15 @@ def sample(logits: Tensor, group: SamplingGroup) -> SampledRows:
     return SampledRows(token_ids=token_ids.astype(np.int32), finite=finite, has_candidate=has_candidate)
 
 
-def best_of_rows(logits: Tensor) -> tuple[Array, Array]:
-    """([K] int64 lowest id of the largest value, [K] float32 that value, NaN if the row holds one)."""
+def best_of_rows(logits: Tensor) -> BestLogits:
+    """Of [K, logits_width] float32."""
+    places = np.arange(len(logits))
     if logits.device.type == "cpu":
         host = logits.detach().numpy()
         ids = host.argmax(axis=-1)
-        return ids, host[np.arange(len(ids)), ids]
+        return BestLogits(ids=ids, values=host[places, ids], places=places)
     values, device_ids = torch.max(logits, dim=-1)
-    return device_ids.cpu().numpy(), values.cpu().numpy()
+    return BestLogits(ids=device_ids.cpu().numpy(), values=values.cpu().numpy(), places=places)
 
 
 def host_rows(logits: Tensor, rows: Array) -> list[Array]:

@@ -59,6 +59,20 @@ def test_alone_among_mates_and_in_any_chunks_a_request_has_the_same_bits(worker,
 
 
 @pytest.mark.model
+def test_greedy_rows_that_leave_no_logits_choose_as_those_that_do(worker):
+    """Among rows that sample and rows that return log-probabilities, so that logits are written for some only."""
+    with_logits, without = requests(12), requests(12)
+    for request in without[::2]:
+        request.top_logprobs = 0
+    PlanDriver(worker, budget_tokens=64).run(*with_logits)
+    PlanDriver(worker, budget_tokens=64).run(*without)
+    assert [request.token_ids for request in without] == [request.token_ids for request in with_logits]
+    for greedy in with_logits[::2]:
+        assert [top[0][0] for top in greedy.top] == greedy.token_ids
+    assert [request.top for request in without[1::2]] == [request.top for request in with_logits[1::2]]
+
+
+@pytest.mark.model
 def test_known_ids_are_followed_while_the_best_is_clear(worker):
     """Rounded activations flip near ties, so a run is held to the known ids only before the first gap below 0.5."""
     followed = 0
