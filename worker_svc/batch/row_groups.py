@@ -101,7 +101,7 @@ class SamplingGroup:
 
     def is_greedy(self) -> Array:
         """[K] bool: the row's token is the arg-max of its logits."""
-        greedy = self.temperatures == 0
+        greedy: Array = self.temperatures == 0
         greedy[list(self.rules)] = False
         return greedy
 
@@ -145,7 +145,8 @@ class LogprobGroup:
 
     def is_wanted(self) -> Array:
         """[K] bool: the row returns some."""
-        return self.wanted | (self.top_counts > 0)
+        wanted: Array = self.wanted | (self.top_counts > 0)
+        return wanted
 
     def check(self, *, num_logits: int) -> None:
         """Assert one element per sampled row."""

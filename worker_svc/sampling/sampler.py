@@ -21,6 +21,7 @@ Array = np.ndarray
 _ROWS_PER_BLOCK = 16
 _ROUNDING_MARGIN = 1e-3
 _NEAR = np.float32(-4.0)
+_FEW = 256
 _NO_ID = np.iinfo(np.int64).max
 
 
@@ -89,7 +90,7 @@ def host_rows(logits: Tensor, rows: Array) -> list[Array]:
 def _draw(rows: list[Array], block: Array, *, group: SamplingGroup, best_ids: Array) -> Array:
     """[len(block)] int64: one drawn id per row. Only integer and elementwise work spans rows."""
     noise = _Noise(group, block)
-    best_noise = noise.of(np.arange(len(block)), best_ids)
+    floors = _floors(noise, group.top_ks[block], best_ids=best_ids)
     survivors: list[_Candidates] = []
     for place, (row, k, best_id) in enumerate(zip(rows, block, best_ids, strict=True)):
         scaled = scaled_row(row, best=row[best_id], temperature=group.temperatures[k])
@@ -98,19 +99,29 @@ def _draw(rows: list[Array], block: Array, *, group: SamplingGroup, best_ids: Ar
             top_k=int(group.top_ks[k]),
             top_p=float(group.top_ps[k]),
             min_p=float(group.min_ps[k]),
-            floor=_floor(best_noise[place]),
+            floor=floors[place],
         )
         survivors.append(_Candidates(ids, scaled[ids]))
     # Most rows are decided by the ids near the best one: their best score rules out most of the others unseen.
-    near = [candidates.where(candidates.values >= _NEAR) for candidates in survivors]
+    near = [candidates if candidates.are_few else candidates.near() for candidates in survivors]
     near_ids, near_scores = _best_of(near, noise)
     far = [
-        candidates.where((candidates.values < _NEAR) & (candidates.values >= np.float32(_floor(score))))
+        _NOTHING if candidates.are_few else candidates.far(least=_floor(score))
         for candidates, score in zip(survivors, near_scores, strict=True)
     ]
     far_ids, far_scores = _best_of(far, noise)
     wins = (far_scores > near_scores) | ((far_scores == near_scores) & (far_ids < near_ids))
     return np.where(wins, far_ids, near_ids)
+
+
+def _floors(noise: "_Noise", top_ks: Array, *, best_ids: Array) -> list[float]:
+    """Below which values the ids of each row need not be looked at; -inf where few are left anyway."""
+    floors = [-np.inf] * len(top_ks)
+    places = np.flatnonzero((top_ks == 0) | (top_ks > _FEW))
+    if len(places):
+        for place, score in zip(places.tolist(), noise.of(places, best_ids[places]), strict=True):
+            floors[place] = _floor(score)
+    return floors
 
 
 def _floor(score: np.float32) -> float:
@@ -124,8 +135,24 @@ class _Candidates(NamedTuple):
     ids: Array
     values: Array
 
-    def where(self, kept: Array) -> "_Candidates":
+    @property
+    def are_few(self) -> bool:
+        """So few that the noise of all costs less than telling them apart."""
+        return len(self.ids) <= _FEW
+
+    def near(self) -> "_Candidates":
+        """Those near the best one."""
+        return self._where(self.values >= _NEAR)
+
+    def far(self, *, least: float) -> "_Candidates":
+        """The others from `least` on."""
+        return self._where((self.values < _NEAR) & (self.values >= np.float32(least)))
+
+    def _where(self, kept: Array) -> "_Candidates":
         return _Candidates(self.ids[kept], self.values[kept])
+
+
+_NOTHING = _Candidates(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class _Noise:
