@@ -133,7 +133,10 @@ class ExecutorConfig(ConfigGroup):
     max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
     max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of one operator; unset = physical cores, or as many as measured steps say.",
     )
 
     @model_validator(mode="after")

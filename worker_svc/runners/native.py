@@ -4,17 +4,20 @@ The CPU's path for fast numerics. Takes every batch. Guards: a row's logits have
 chunking.
 """
 
+import time
+
 import numpy as np
 import torch
 
 from kernels.errors import KernelError
-from kernels.native_model import NativeModel, StepInput, StepPages
+from kernels.native_model import NativeModel, StepInput, StepOutput, StepPages
 from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.page_group import PageGroup
 from worker_svc.batch.row_groups import BestLogits
 from worker_svc.model_runner import RunnerOutput
+from worker_svc.runners.thread_choice import ThreadChoice
 
 
 class NativeRunner:
@@ -22,8 +25,10 @@ class NativeRunner:
 
     replays_graphs = False
 
-    def __init__(self, model: NativeModel) -> None:
+    def __init__(self, model: NativeModel, threads: ThreadChoice | None = None) -> None:
+        """Of `model`. `threads` chooses how many each step gets; None: as many as the pool has."""
         self._model = model
+        self._threads = threads
 
     def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
         """Never."""
@@ -36,8 +41,9 @@ class NativeRunner:
             DeviceFault: the kernels refused what validation let through; nothing was computed.
         """
         wants_logits = batch.wants_logits_host()
+        inputs = _step_input(batch, wants_logits=wants_logits)
         try:
-            output = self._model.step(_step_input(batch, wants_logits=wants_logits))
+            output = self._step(inputs)
         except KernelError as error:
             raise DeviceFault(f"native kernels: {error}") from error
         assert output.last_hidden is not None, "asked for"
@@ -51,6 +57,18 @@ class NativeRunner:
                 places=np.where(wants_logits, np.cumsum(wants_logits) - 1, -1),
             ),
         )
+
+    def _step(self, inputs: StepInput) -> StepOutput:
+        if self._threads is None:
+            return self._model.step(inputs)
+        num_tokens = len(inputs.input_ids)
+        threads = self._threads.before(num_tokens)
+        if threads != self._model.pool.threads:
+            self._model.pool.set_threads(threads)
+        begin = time.perf_counter()
+        output = self._model.step(inputs)
+        self._threads.after(num_tokens, threads=threads, seconds=time.perf_counter() - begin)
+        return output
 
 
 def _step_input(batch: ForwardBatch, *, wants_logits: np.ndarray) -> StepInput:

@@ -28,6 +28,7 @@ from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.native import NativeRunner
 from worker_svc.runners.pool_sizes import known_graph_bytes, sized
+from worker_svc.runners.thread_choice import ThreadChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ class NativeStack:
         """Make the execution path."""
         self._order.enter(BuildStep.RUNNERS)
         assert self._model is not None, "the weights are packed"
-        self.runner = NativeRunner(self._model)
+        is_free = self._settings.threads is None
+        self.runner = NativeRunner(self._model, ThreadChoice(self._num_threads) if is_free else None)
 
     @property
     def description(self) -> str:

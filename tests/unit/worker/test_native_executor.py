@@ -73,6 +73,20 @@ def test_greedy_rows_that_leave_no_logits_choose_as_those_that_do(worker):
 
 
 @pytest.mark.model
+def test_threads_that_change_from_step_to_step_change_no_token(worker):
+    """Without a number of threads the worker tries counts on its way; 40 steps of one size see several tries."""
+    settings = SETTINGS | {"threads": None, "num_pages": 60}
+    free = build_tp_model_worker(model_folder(), ExecutorSettings(kernels="native", **settings))
+    try:
+        got, expected = (Request(prompt_ids=[5, 6, 7], max_new=40, temperature=0.7) for _ in range(2))
+        PlanDriver(free).run(got)
+        PlanDriver(worker).run(expected)
+        assert got.token_ids == expected.token_ids
+    finally:
+        free.close()
+
+
+@pytest.mark.model
 def test_known_ids_are_followed_while_the_best_is_clear(worker):
     """Rounded activations flip near ties, so a run is held to the known ids only before the first gap below 0.5."""
     followed = 0
