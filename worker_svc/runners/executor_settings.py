@@ -36,4 +36,4 @@ class ExecutorSettings:
     max_tokens: int = 2048
     """Most tokens of a plan."""
     threads: int | None = None
-    """CPU threads of one operator. None: the physical cores, or, of native kernels, as many of them as shorten steps."""
+    """CPU threads of one operator. None: the physical cores, or as many of them as shorten native steps."""
