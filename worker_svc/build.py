@@ -11,16 +11,27 @@ import torch
 
 from protos.service.model_files import ModelCard, ModelFolder
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
-from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
+from protos.wire.limits import INCARNATION_BYTES, MAX_HIDDEN_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.models.model_config import ModelConfig
+from worker_svc.numerics import DTYPES
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
-FEATURES = frozenset({Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS})
+FEATURES = frozenset(
+    {
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.HIDDEN_STATES,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+    }
+)
 """What is executed beyond the plain plan."""
 WINDOW = 1
 CACHED_RESULTS = 4
@@ -39,7 +50,10 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
     builder = BatchBuilder(
-        translator=side.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
+        translator=side.translator,
+        page_sizes=(settings.page_size,),
+        device=torch.device(settings.device),
+        hidden_mode=HiddenMode[settings.capture_hidden_mode.upper()],
     )
     info = _worker_info(folder.card, settings, side=side)
     return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
@@ -58,7 +72,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         protocol=PROTOCOL_MAX,
         features=FEATURES,
         sub_pools=(sub_pool,),
-        limits=_limits(settings, context_tokens=config.context_tokens),
+        limits=_limits(settings, config=config),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -69,21 +83,23 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         fingerprints=Fingerprints(
             weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=geometry.layout
         ),
-        max_hidden_mode=HiddenMode.NULL,
+        max_hidden_mode=HiddenMode[settings.max_hidden_mode.upper()],
         kernels=side.kernels,
         version=_release(),
     )
 
 
-def _limits(settings: ExecutorSettings, *, context_tokens: int) -> WorkerLimits:
+def _limits(settings: ExecutorSettings, *, config: ModelConfig) -> WorkerLimits:
+    state_bytes = config.hidden_size * DTYPES[settings.dtype].itemsize
     return WorkerLimits(
         max_rows=settings.max_rows,
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=WINDOW,
         cached_results=CACHED_RESULTS,
-        context_tokens=context_tokens,
+        context_tokens=config.context_tokens,
         max_logprobs=MAX_LOGPROBS,
+        max_hidden_states=MAX_HIDDEN_BYTES // state_bytes,
     )
 
 

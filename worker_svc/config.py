@@ -55,6 +55,14 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a row. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ServerConfig(ConfigGroup):
     """Ports and the life of the process. Read by the service."""
 
@@ -94,6 +102,12 @@ class ExecutorConfig(ConfigGroup):
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")
     max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
     max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.FULL, description="Highest hidden mode that a row of a plan may ask for."
+    )
+    capture_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Hidden mode that every forward keeps at least."
+    )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
     )
@@ -104,6 +118,9 @@ class ExecutorConfig(ConfigGroup):
             raise ValueError("kv_bytes and num_pages exclude each other")
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
+        order = list(HiddenStates)
+        if order.index(self.capture_hidden_mode) > order.index(self.max_hidden_mode):
+            raise ValueError("capture_hidden_mode is above max_hidden_mode")
         return self
 
 

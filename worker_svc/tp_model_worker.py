@@ -10,7 +10,7 @@ from protos.wire.digest import plan_digest
 from protos.wire.errors import DeviceFault
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardOutcome, ForwardResult
-from protos.wire.validate_features import check_column_features, check_forward_features
+from protos.wire.validate_features import check_column_features, check_forward_features, check_hidden_modes
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
@@ -41,8 +41,9 @@ class TpModelWorker:
         """
         check_column_features(plan, self._info)
         check_forward_features(plan, self._info)
+        check_hidden_modes(plan, self._info)
         clock = StageClock()
-        results = RowResults(plan)
+        results = RowResults(plan, logits_width=self._info.logits_width)
         try:
             with torch.inference_mode():
                 batches = self._builder.build(plan)
@@ -54,7 +55,8 @@ class TpModelWorker:
         except RuntimeError as error:
             # torch has no narrower type for what a device or its memory can do to a running forward.
             raise DeviceFault("a forward failed on the device", plan_seq=plan.identity.seq) from error
-        rows, logprobs, digest = results.columns(), results.logprobs(), plan_digest(plan)
+        rows, logprobs, hidden_states = results.columns(), results.logprobs(), results.hidden_states()
+        digest = plan_digest(plan)
         clock.lap(Stage.DEVICE_TO_HOST)
         return ForwardResult(
             identity=plan.identity,
@@ -62,6 +64,7 @@ class TpModelWorker:
             forwards=outcomes,
             timings=clock.timings(),
             logprobs=logprobs,
+            hidden_states=hidden_states,
             plan_digest=digest,
         )
 
@@ -81,6 +84,13 @@ class TpModelWorker:
         forward_ns = clock.lap(Stage.FORWARD)
         if batch.sampling is not None:
             results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
+        results.add_inputs(
+            batch,
+            last_hidden=output.last_hidden,
+            hidden=output.hidden,
+            logits_of=dispatched.runner.logits,
+            first_row=first_row,
+        )
         clock.lap(Stage.SAMPLE)
         return _outcome(batch, dispatched, forward_ns=forward_ns)
 

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protos.wire.enums import HiddenMode
 from protos.wire.plan import Forward, ForwardPlan, PageTable
 from worker_svc.batch.forward_batch import ExtendGroup, ForwardBatch, PageGroup
 from worker_svc.batch.forward_mode import ModeTraits, traits_of
 from worker_svc.batch.positions import decode_positions, extend_positions, page_places, start_offsets, token_rows
+from worker_svc.batch.prompt_rows import hidden_group, prompt_logprob_group
 from worker_svc.batch.sampled_rows import logprob_group, sampling_group
 
 Array = np.ndarray
@@ -44,8 +46,24 @@ class _TokenLayout:
 class BatchBuilder:
     """Builds batches for one device. Keeps no plan and no batch."""
 
-    def __init__(self, *, translator: SlotTranslator, page_sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        translator: SlotTranslator,
+        page_sizes: Sequence[int],
+        device: torch.device,
+        hidden_mode: HiddenMode = HiddenMode.NULL,
+    ) -> None:
+        """Build for one device.
+
+        Args:
+            translator: of the worker's pools.
+            page_sizes: of each sub-pool.
+            device: where tensors go.
+            hidden_mode: which hidden states every forward keeps at least.
+        """
         self._translator = translator
+        self._hidden_mode = hidden_mode
         self._page_sizes = tuple(page_sizes)
         self._device = device
 
@@ -101,7 +119,13 @@ class BatchBuilder:
             last_token_rows=self._tensor(last_tokens),
             extend=self._extend_group(plan, rows) if traits.has_extend_group else None,
             sampling=sampling_group(plan, first_row=rows.start, sampled=sampled),
-            logprobs=logprob_group(plan, first_row=rows.start, sampled=sampled),
+            logprobs=logprob_group(
+                plan,
+                first_row=rows.start,
+                sampled=sampled,
+                prompt=prompt_logprob_group(plan, rows, token_starts=layout.starts),
+            ),
+            hidden=hidden_group(plan, rows, server_mode=self._hidden_mode),
         )
 
     def _page_group(self, table: PageTable, rows: slice, *, out_cache_loc: Array) -> PageGroup:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from protos.wire.enums import ForwardMode, GraphRefusal
+from protos.wire.enums import ForwardMode, GraphRefusal, HiddenMode
 from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_mode import traits_of
 from worker_svc.batch.logit_rules import LogitRules
@@ -120,13 +120,52 @@ class SamplingGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobGroup:
+    """Positions whose following token's log-probability is wanted, row after row. P of them; host arrays, read-only."""
+
+    rows: Array
+    """[P] int64: row of this batch, not falling."""
+    token_rows: Array
+    """[P] int64: index of the token at that position."""
+    target_ids: Array
+    """[P] int64: the token that follows."""
+    top_counts: Array
+    """[P] int64: how many best tokens to return."""
+
+    def check(self, *, num_reqs: int, num_tokens: int) -> None:
+        """Assert one element per position, all inside the batch."""
+        columns = (self.token_rows, self.target_ids, self.top_counts)
+        assert all(column.shape == self.rows.shape for column in columns)
+        assert bool((np.diff(self.rows) >= 0).all())
+        assert bool(((self.rows >= 0) & (self.rows < num_reqs)).all())
+        assert bool(((self.token_rows >= 0) & (self.token_rows < num_tokens)).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HiddenGroup:
+    """Which final hidden states the rows return. Present iff one does, or the server captures some anyway."""
+
+    modes: Array
+    """[num_reqs] uint8, values of `HiddenMode`. Host, read-only."""
+    capture_mode: HiddenMode
+    """What the forward keeps: the highest of the server's setting and the rows' modes."""
+
+    def check(self, *, num_reqs: int) -> None:
+        """Assert one mode a row, none above what is kept."""
+        assert self.modes.shape == (num_reqs,)
+        assert num_reqs == 0 or int(self.modes.max()) <= self.capture_mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogprobGroup:
-    """Which sampled rows return log-probabilities of the raw distribution. Present iff one does."""
+    """Which log-probabilities of the raw distribution the rows return. Present iff one does."""
 
     wanted: Array
     """[K] bool: return the sampled token's log-probability."""
     top_counts: Array
     """[K] int64: how many best tokens to return."""
+    prompt: PromptLogprobGroup | None = None
+    """Of input tokens; None: none."""
 
     def check(self, *, num_logits: int) -> None:
         """Assert one element per sampled row."""
@@ -162,6 +201,14 @@ class ForwardBatch:
     extend: ExtendGroup | None = None
     sampling: SamplingGroup | None = None
     logprobs: LogprobGroup | None = None
+    hidden: HiddenGroup | None = None
+
+    @property
+    def wants_all_hidden(self) -> bool:
+        """Whether the final hidden state of every token is needed, not only of each row's last."""
+        if self.hidden is not None and self.hidden.capture_mode >= HiddenMode.FULL:
+            return True
+        return self.logprobs is not None and self.logprobs.prompt is not None
 
     @property
     def num_logits(self) -> int:
@@ -191,3 +238,7 @@ class ForwardBatch:
             self.sampling.check(num_reqs=self.num_reqs, num_logits=self.num_logits)
         if self.logprobs is not None:
             self.logprobs.check(num_logits=self.num_logits)
+            if self.logprobs.prompt is not None:
+                self.logprobs.prompt.check(num_reqs=self.num_reqs, num_tokens=self.num_tokens)
+        if self.hidden is not None:
+            self.hidden.check(num_reqs=self.num_reqs)

@@ -6,7 +6,7 @@ Pure NumPy over the plan's columns; absent columns become their neutral values. 
 import numpy as np
 
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
-from worker_svc.batch.forward_batch import LogprobGroup, SamplingGroup
+from worker_svc.batch.forward_batch import LogprobGroup, PromptLogprobGroup, SamplingGroup
 from worker_svc.batch.logit_rules import logit_rules
 
 Array = np.ndarray
@@ -36,15 +36,17 @@ def sampling_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> Samp
     )
 
 
-def logprob_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> LogprobGroup | None:
-    """Log-probabilities of the rows `first_row + sampled` of the plan; None if no row wants any."""
+def logprob_group(
+    plan: ForwardPlan, *, first_row: int, sampled: Array, prompt: PromptLogprobGroup | None = None
+) -> LogprobGroup | None:
+    """Log-probabilities of the rows `first_row + sampled` of the plan, and of input tokens; None if none is wanted."""
     columns = plan.logprobs or _NONE_WANTED
     rows = first_row + sampled
     wanted = _column(columns.output_wanted, rows, neutral=np.uint8(0)).astype(bool)
     top_counts = _column(columns.output_top_counts, rows, neutral=np.uint8(0)).astype(np.int64)
-    if not (wanted.any() or top_counts.any()):
+    if prompt is None and not (wanted.any() or top_counts.any()):
         return None
-    return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts))
+    return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts), prompt=prompt)
 
 
 def _column(column: Array | None, rows: Array, *, neutral: np.generic) -> Array:

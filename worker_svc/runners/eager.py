@@ -1,5 +1,7 @@
 """Runs a forward operator by operator. Takes every batch; the path that every other one must equal."""
 
+from torch import Tensor
+
 from protos.wire.enums import GraphRefusal
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.forward_context import ForwardContext
@@ -22,3 +24,7 @@ class EagerRunner:
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run `batch`."""
         return self._model_runner.forward(batch, self._context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of final hidden states."""
+        return self._model_runner.logits(hidden)

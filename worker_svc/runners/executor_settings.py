@@ -24,5 +24,9 @@ class ExecutorSettings:
     """Most rows of a plan."""
     max_tokens: int = 2048
     """Most tokens of a plan."""
+    max_hidden_mode: str = "full"
+    """Highest hidden mode that a row of a plan may ask for: `null`, `last` or `full`."""
+    capture_hidden_mode: str = "null"
+    """Hidden mode that every forward keeps at least; not above `max_hidden_mode`."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""

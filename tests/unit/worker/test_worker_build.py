@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from protos.wire.enums import Feature, SubPoolKind
+from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
@@ -52,7 +52,16 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
     assert info.limits.context_tokens == shape.context_tokens
     assert info.logits_width == shape.vocab_size
-    assert info.features == {Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+    assert info.features == {
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.HIDDEN_STATES,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+    }
+    assert info.max_hidden_mode is HiddenMode.FULL
+    assert info.limits.max_hidden_states == (3 << 20) // (4 * shape.hidden_size)
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint

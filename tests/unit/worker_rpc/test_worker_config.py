@@ -24,6 +24,8 @@ OTHERS = {
     "page_size": "32",
     "max_rows": "8",
     "max_tokens": "128",
+    "max_hidden_mode": "last",
+    "capture_hidden_mode": "last",
     "threads": "3",
     "metrics_host": "0.0.0.0",
     "metrics_port": "1236",
@@ -61,6 +63,7 @@ def test_a_flag_changes_its_setting_and_no_other(name):
     [
         ("--kv-bytes", "1000", "--num-pages", "9"),
         ("--numerics", "reproducible", "--dtype", "bfloat16"),
+        ("--capture-hidden-mode", "full", "--max-hidden-mode", "last"),
         ("--device", "tpu"),
         ("--log-level", "loud"),
         ("--num-pages", "1"),
