@@ -56,6 +56,8 @@ def distrust(state: SchedulerState, request: Request) -> None:
     assert request.holding is not None
     state.workers[request.holding.key.worker].memory.distrust(request.holding)
     request.cache_use.is_trusting = False
+    if request.account is not None:
+        request.account.forget()
 
 
 def pause(state: SchedulerState, request: Request) -> None:
