@@ -226,6 +226,8 @@ class PromptLogprobs:
     """Log-probabilities of a prompt's tokens from `first_pos` on, n positions."""
 
     first_pos: int
+    token_ids: np.ndarray
+    """i32 [n]: the prompt's own tokens."""
     values: np.ndarray
     """f32 [n]"""
     top_ids: np.ndarray

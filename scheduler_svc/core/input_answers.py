@@ -3,10 +3,12 @@
 Guards: an answer of another shape than asked for is no answer, so nothing is ever put at a wrong position.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from protos.wire.enums import RowFailure
 from protos.wire.result import ForwardResult, ResultHiddenStates, ResultLogprobs
 from scheduler_svc.core.batch import PlannedRow
 from scheduler_svc.core.input_columns import input_ask
@@ -19,19 +21,29 @@ _NO_VALUES = np.empty(0, np.float32)
 _NO_STATES = np.empty((0, 0), np.float32)
 
 
-def input_answer(row: PlannedRow, index: int, result: ForwardResult) -> tuple[InputAsk | None, InputAnswer | None]:
-    """What row number `index` asked, and what it got. (None, None): it asked nothing; (ask, None): no good answer."""
-    ask = input_ask(row)
-    if ask is None:
-        return None, None
+def input_answers(rows: Sequence[PlannedRow], result: ForwardResult, failures: list[int]) -> list[InputAnswer | None]:
+    """What each row got; None where it asked nothing or failed.
+
+    A row whose answer is not what it asked for counts as failed from here on.
+    """
+    answers: list[InputAnswer | None] = [None] * len(rows)
+    for index, row in enumerate(rows):
+        ask = None if failures[index] else input_ask(row)
+        if ask is not None:
+            answers[index] = _answer(row, ask, index, result)
+            if answers[index] is None:
+                failures[index] = int(RowFailure.LIMIT)
+    return answers
+
+
+def _answer(row: PlannedRow, ask: InputAsk, index: int, result: ForwardResult) -> InputAnswer | None:
     account = row.request.account
     assert account is not None, "it asks"
-    top = account.wants.top_logprobs
-    scores = _scores(ask, index, result.logprobs, top=top)
+    scores = _scores(ask, index, result.logprobs, top=account.wants.top_logprobs)
     states = _states(ask, index, result.hidden_states)
     if scores is None or states is None:
-        return ask, None
-    return ask, InputAnswer(*scores, states)
+        return None
+    return InputAnswer(ask, *scores, states)
 
 
 def _scores(

@@ -32,6 +32,7 @@ class InputAsk(NamedTuple):
 class InputAnswer(NamedTuple):
     """What a result row gave for an `InputAsk`."""
 
+    ask: InputAsk
     values: Array
     """f32 [scores]"""
     top_ids: Array
@@ -47,7 +48,7 @@ class PromptAccount:
     """Of one request whose prompt is asked about; changed by the core only."""
 
     wants: PromptWants
-    prompt_len: int
+    prompt_ids: Array
     collected_len: int = 0
     """Input positions below are answered, or nobody asked."""
     scores: list[tuple[Array, Array, Array]] = field(default_factory=list)
@@ -56,6 +57,11 @@ class PromptAccount:
     mean_sum: Array | None = None
     """f64 [hidden_size]: sum over positions, in order."""
     is_told: bool = False
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids)
 
     @property
     def cached_limit(self) -> int:
@@ -77,9 +83,10 @@ class PromptAccount:
         # A row's states are those of all its tokens.
         return InputAsk(start if scores else end, scores, mode, end - begin if mode is HiddenMode.FULL else states)
 
-    def take(self, ask: InputAsk | None, answer: InputAnswer | None, *, end: int) -> None:
-        """A row over positions up to `end` was answered."""
-        if answer is not None and ask is not None:
+    def take(self, answer: InputAnswer | None, *, end: int) -> None:
+        """A row over positions up to `end` was answered; None: it asked nothing."""
+        if answer is not None:
+            ask = answer.ask
             if ask.scores:
                 count = min(ask.score_start + ask.scores, self.prompt_len - 1) - ask.score_start
                 self.scores.append((answer.values[:count], answer.top_ids[:count], answer.top_values[:count]))
@@ -118,7 +125,11 @@ class PromptAccount:
         ids = [np.empty((0, width), np.int32), *(part[1] for part in self.scores)]
         top = [np.empty((0, width), np.float32), *(part[2] for part in self.scores)]
         return PromptLogprobs(
-            first_pos=first, values=np.concatenate(values), top_ids=np.concatenate(ids), top_values=np.concatenate(top)
+            first_pos=first,
+            token_ids=self.prompt_ids[first:],
+            values=np.concatenate(values),
+            top_ids=np.concatenate(ids),
+            top_values=np.concatenate(top),
         )
 
     def prompt_states(self) -> PromptStates | None:

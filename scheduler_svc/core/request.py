@@ -182,5 +182,5 @@ def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
         prompt_len=len(tokens),
         standing=standing,
         rules=request_rules(spec),
-        account=None if spec.prompt_wants is None else PromptAccount(spec.prompt_wants, len(tokens)),
+        account=None if spec.prompt_wants is None else PromptAccount(spec.prompt_wants, spec.prompt_ids),
     )

@@ -8,14 +8,12 @@ from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidReq
 from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
 from scheduler_svc.core.cost_model import PlanShape
-from scheduler_svc.core.events import Instruction, PromptAnswered, ResultReceived, TokenLogprob, TokensReleased
-from scheduler_svc.core.input_answers import input_answer
-from scheduler_svc.core.prompt_account import PromptAccount
+from scheduler_svc.core.events import Instruction, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
-from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind
+from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind, take_inputs
 from scheduler_svc.core.worker_state import WorkerState
 
 _BAD_NUMBERS = (RowFailure.NAN, RowFailure.CANARY)
@@ -34,34 +32,21 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
     shape = PlanShape(plan.num_tokens, int(plan.positions.sum()) + len(plan.rows))
     worker.measured(shape, _device_s(event.result.timings))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
-    rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
-    for index, (row, token_id, failure, logprobs) in enumerate(rows):
+    for row, token_id, failure, logprobs, inputs in zip(plan.rows, *answers, strict=True):
         request = row.request
         if request.attempt != row.attempt:
             state.counters.late_rows += 1
             continue
-        ask, answer = (None, None) if request.account is None else input_answer(row, index, event.result)
-        if failure or (ask is not None and answer is None):
-            _retry_row(state, request, failure=RowFailure(failure or RowFailure.LIMIT), out=out)
+        if failure:
+            _retry_row(state, request, failure=RowFailure(failure), out=out)
             continue
-        if request.account is not None:
-            request.account.take(ask, answer, end=row.seq_len)
         request.kv_len = row.seq_len
         assert request.holding is not None
         worker.memory.commit(request.holding, request.tokens, request.kv_len)
-        if request.account is not None and request.account.is_complete:
-            _answer_prompt(state, request, request.account, out=out)
+        if request.account is not None:
+            take_inputs(state, request, inputs, out=out)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
-
-
-def _answer_prompt(state: SchedulerState, request: Request, account: PromptAccount, *, out: list[Instruction]) -> None:
-    """Say what was wanted of the prompt, and end a request that wanted no more."""
-    stream = request.spec.stream
-    out.append(PromptAnswered(stream=stream, logprobs=account.logprobs(), states=account.prompt_states()))
-    account.told()
-    if request.is_prefill_only:
-        finish(state, request, reason=FinishReason.LENGTH, out=out)
 
 
 def _device_s(timings: PlanTimings) -> float:

@@ -237,6 +237,7 @@ class PromptLogprobColumns(_message.Message):
     TOP_FIELD_NUMBER: _builtins.int
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_VALUES_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     first_pos: _builtins.int
     values: _builtins.bytes
     """f32 little-endian [n]"""
@@ -245,6 +246,8 @@ class PromptLogprobColumns(_message.Message):
     top_ids: _builtins.bytes
     """i32, f32 little-endian [n * k], best first."""
     top_values: _builtins.bytes
+    token_ids: _builtins.bytes
+    """i32 little-endian [n]: the prompt's own tokens."""
     def __init__(
         self,
         *,
@@ -253,10 +256,11 @@ class PromptLogprobColumns(_message.Message):
         top: _builtins.int = ...,
         top_ids: _builtins.bytes = ...,
         top_values: _builtins.bytes = ...,
+        token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_pos", b"first_pos", "top", b"top", "top_ids", b"top_ids", "top_values", b"top_values", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_pos", b"first_pos", "token_ids", b"token_ids", "top", b"top", "top_ids", b"top_ids", "top_values", b"top_values", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
