@@ -15,6 +15,8 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_HIDDEN_BYTES, MAX_LOGPROBS
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.kv.sizing import running_limit
+from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES
 from worker_svc.runners.device_side import DeviceSide, device_side
@@ -51,28 +53,23 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     side = device_side(folder, settings)
     builder = BatchBuilder(
         translator=side.translator,
-        page_sizes=(settings.page_size,),
+        page_sizes=(settings.page_size,) * len(side.geometries),
         device=torch.device(settings.device),
         hidden_mode=HiddenMode[settings.capture_hidden_mode.upper()],
     )
     info = _worker_info(folder.card, settings, side=side)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
+    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
-    geometry, config = side.geometry, side.config
-    sub_pool = SubPool(
-        kind=SubPoolKind.FULL,
-        num_pages=geometry.num_pages,
-        page_size=geometry.page_size,
-        bytes_per_page=geometry.bytes_per_page,
-    )
+    geometries, config = side.geometries, side.config
+    kv_layout = "+".join(geometry.layout for geometry in geometries)
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES,
-        sub_pools=(sub_pool,),
-        limits=_limits(settings, config=config),
+        features=_features(side),
+        sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
+        limits=_limits(settings, geometries[0], config=config),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -81,7 +78,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         device=settings.device,
         model_name=card.name,
         fingerprints=Fingerprints(
-            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=geometry.layout
+            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=kv_layout
         ),
         max_hidden_mode=HiddenMode[settings.max_hidden_mode.upper()],
         kernels=side.kernels,
@@ -89,15 +86,37 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
-def _limits(settings: ExecutorSettings, *, config: ModelConfig) -> WorkerLimits:
+def _features(side: DeviceSide) -> frozenset[Feature]:
+    found = set(FEATURES)
+    if side.canary is not None:
+        found.add(Feature.CANARY)
+    if any(geometry.window_tokens for geometry in side.geometries):
+        found.add(Feature.WINDOW_SUB_POOL)
+    return frozenset(found)
+
+
+def _sub_pool(geometry: KVGeometry) -> SubPool:
+    return SubPool(
+        kind=SubPoolKind.WINDOW if geometry.window_tokens else SubPoolKind.FULL,
+        num_pages=geometry.num_pages,
+        page_size=geometry.page_size,
+        bytes_per_page=geometry.bytes_per_page,
+        window_tokens=geometry.window_tokens,
+    )
+
+
+def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, config: ModelConfig) -> WorkerLimits:
+    """`geometry`: of the full sub-pool."""
+    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
+    context_tokens = config.context_tokens
     state_bytes = config.hidden_size * DTYPES[settings.dtype].itemsize
     return WorkerLimits(
-        max_rows=settings.max_rows,
+        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=WINDOW,
         cached_results=CACHED_RESULTS,
-        context_tokens=config.context_tokens,
+        context_tokens=context_tokens,
         max_logprobs=MAX_LOGPROBS,
         max_hidden_states=MAX_HIDDEN_BYTES // state_bytes,
     )

@@ -3,14 +3,15 @@
 Every plan is validated and sent through the codec, so what the executor sees are read-only views of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from protos.wire.canary_chain import chain_hash, domain_seed
 from protos.wire.codec import decode_plan, encode_plan
-from protos.wire.enums import HiddenMode, RowFailure, RowStatus
-from protos.wire.plan import LogprobColumns, SamplingColumns
+from protos.wire.enums import Feature, HiddenMode, RowFailure, RowStatus
+from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
 from protos.wire.result import ForwardResult
 from protos.wire.validate import validate_plan
 from tests.support import plans
@@ -74,6 +75,8 @@ class PlanDriver:
         self.executor = executor
         self.info = executor.worker_info()
         self.results: list[ForwardResult] = []
+        self.change: Callable[[ForwardPlan], ForwardPlan] = lambda plan: plan
+        """What happens to a plan on its way."""
         self._budget_tokens = budget_tokens
         self._seq = 0
         (self._pool,) = self.info.sub_pools
@@ -107,13 +110,23 @@ class PlanDriver:
         sample_indices = plans.u32(*(request.sample_index for request, _ in placed))
         modes = [_hidden_mode(request, row) for (request, _), row in zip(placed, rows, strict=True)]
         hidden_modes = plans.u8(*modes) if set(modes) - {HiddenMode.NULL} else None
-        plan = replace(plan, rows=replace(plan.rows, sample_indices=sample_indices, hidden_modes=hidden_modes))
-        plan = decode_plan(encode_plan(plan))
+        columns = replace(plan.rows, sample_indices=sample_indices, hidden_modes=hidden_modes, **self._canary(placed))
+        plan = decode_plan(encode_plan(self.change(replace(plan, rows=columns))))
         validate_plan(plan, self.info)
         result = self.executor.execute(plan)
         self.results.append(result)
         for row, (request, length) in enumerate(placed):
             self._consume(request, length, row=row, result=result)
+
+    def _canary(self, placed: list[tuple[Request, int]]) -> dict[str, np.ndarray]:
+        if Feature.CANARY not in self.info.features:
+            return {}
+        seed = domain_seed(b"driver")
+        known = [np.array(request.known_ids[: request.kv_len]) for request, _ in placed]
+        return {
+            "canary_seeds": plans.u64(*[seed] * len(placed)),
+            "canary_hashes": plans.u64(*(chain_hash(seed, ids, 0) for ids in known)),
+        }
 
     def _rows(self, waiting: list[Request]) -> tuple[list[plans.Row], list[tuple[Request, int]]]:
         budget = self._budget_tokens

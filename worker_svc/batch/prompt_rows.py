@@ -1,13 +1,12 @@
-"""The groups of a batch for what is wanted of input tokens: log-probabilities of the tokens that follow, hidden states.
+"""The group of a batch for what is wanted of input tokens: log-probabilities of the tokens that follow.
 
 Pure NumPy over the plan's columns. Guards: the arrays are copies; a position's place in the batch is its token's.
 """
 
 import numpy as np
 
-from protos.wire.enums import HiddenMode
 from protos.wire.plan import ForwardPlan
-from worker_svc.batch.forward_batch import HiddenGroup, PromptLogprobGroup
+from worker_svc.batch.row_groups import PromptLogprobGroup
 
 Array = np.ndarray
 
@@ -42,23 +41,6 @@ def prompt_logprob_group(plan: ForwardPlan, rows: slice, *, token_starts: Array)
         target_ids=_frozen(columns.target_ids[ends[0] : ends[-1]].astype(np.int64)),
         top_counts=_frozen(np.repeat(tops, counts)),
     )
-
-
-def hidden_group(plan: ForwardPlan, rows: slice, *, server_mode: HiddenMode) -> HiddenGroup | None:
-    """Hidden states of those rows of the plan; None if nobody wants any.
-
-    Args:
-        plan: validated.
-        rows: of one forward.
-        server_mode: what every forward keeps at least.
-    """
-    column = plan.rows.hidden_modes
-    num_rows = rows.stop - rows.start
-    modes = np.full(num_rows, HiddenMode.NULL, np.uint8) if column is None else column[rows].copy()
-    capture_mode = max(server_mode, HiddenMode(int(modes.max(initial=HiddenMode.NULL))))
-    if capture_mode is HiddenMode.NULL:
-        return None
-    return HiddenGroup(modes=_frozen(modes), capture_mode=capture_mode)
 
 
 def _frozen(array: Array) -> Array:

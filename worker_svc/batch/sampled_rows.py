@@ -1,13 +1,14 @@
-"""The groups of a batch for the rows that sample now: how they do it, and which log-probabilities they return.
+"""The groups of a batch for what its rows return: how those that sample do it, log-probabilities, hidden states.
 
 Pure NumPy over the plan's columns; absent columns become their neutral values. Guards: the arrays are copies.
 """
 
 import numpy as np
 
+from protos.wire.enums import HiddenMode
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
-from worker_svc.batch.forward_batch import LogprobGroup, PromptLogprobGroup, SamplingGroup
 from worker_svc.batch.logit_rules import logit_rules
+from worker_svc.batch.row_groups import HiddenCaptureGroup, LogprobGroup, PromptLogprobGroup, SamplingGroup
 
 Array = np.ndarray
 
@@ -47,6 +48,21 @@ def logprob_group(
     if prompt is None and not (wanted.any() or top_counts.any()):
         return None
     return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts), prompt=prompt)
+
+
+def hidden_group(plan: ForwardPlan, rows: slice, *, server_mode: HiddenMode) -> HiddenCaptureGroup | None:
+    """Hidden states of `rows` of the plan; None if no row returns any and the server keeps none.
+
+    Args:
+        plan: validated.
+        rows: of one forward.
+        server_mode: what every forward keeps at least.
+    """
+    column = plan.rows.hidden_modes
+    num_rows = rows.stop - rows.start
+    modes = np.full(num_rows, HiddenMode.NULL, np.uint8) if column is None else column[rows].copy()
+    group = HiddenCaptureGroup(modes=_frozen(modes), server_mode=server_mode)
+    return None if group.mode is HiddenMode.NULL else group
 
 
 def _column(column: Array | None, rows: Array, *, neutral: np.generic) -> Array:

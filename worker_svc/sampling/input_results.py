@@ -10,7 +10,8 @@ from torch import Tensor
 from protos.wire.enums import HiddenMode
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ResultHiddenStates
-from worker_svc.batch.forward_batch import ForwardBatch, PromptLogprobGroup
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.row_groups import PromptLogprobGroup
 from worker_svc.sampling.prompt_logprobs import PromptLogprobs
 
 Array = np.ndarray

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.forward_batch import PromptLogprobGroup
+from worker_svc.batch.row_groups import PromptLogprobGroup
 from worker_svc.sampling.candidates import ranked_ids
 from worker_svc.sampling.logprobs import log_normalizer
 from worker_svc.sampling.sampler import host_rows

@@ -5,7 +5,8 @@ from protos.wire.enums import HiddenMode
 from protos.wire.plan import LogprobColumns
 from tests.support import plans
 from tests.support.plans import i32, u8, u32, with_value
-from worker_svc.batch.prompt_rows import hidden_group, prompt_logprob_group
+from worker_svc.batch.prompt_rows import prompt_logprob_group
+from worker_svc.batch.sampled_rows import hidden_group
 
 MIXED = plans.make_mixed_plan()
 STARTS = np.array([0, 1, 2, 18, 27])
@@ -50,7 +51,7 @@ def test_what_is_kept_is_the_maximum_of_server_and_plan(server, asked):
         assert group is None
     else:
         group.check(num_reqs=4)
-        assert group.capture_mode is expected
+        assert group.mode is expected
         assert group.modes.tolist() == [1, asked, 1, 1]
 
 

@@ -3,7 +3,7 @@ import weakref
 import numpy as np
 import torch
 
-from worker_svc.batch.forward_batch import PromptLogprobGroup
+from worker_svc.batch.row_groups import PromptLogprobGroup
 from worker_svc.sampling.prompt_logprobs import BLOCK_BYTES, block_rows, prompt_logprobs
 
 WIDTH = 50

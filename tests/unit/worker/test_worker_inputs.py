@@ -143,7 +143,7 @@ def test_hidden_states_come_in_the_order_of_the_rows_by_their_modes():
     # A state of this model is its token's index in the batch.
     found = rows_of(states.indptr, states.states.view(np.float32))
     assert found == [[0, 1, 2, 3], [], [14]]
-    assert runner.batches[0].hidden.capture_mode is HiddenMode.FULL
+    assert runner.batches[0].hidden.mode is HiddenMode.FULL
 
 
 def test_only_last_states_need_no_other():
