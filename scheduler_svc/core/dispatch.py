@@ -45,6 +45,7 @@ def _mark_planned(worker: WorkerState, batch: Batch) -> None:
     for index, row in enumerate(batch.rows()):
         request = row.request
         request.planned_len = row.seq_len
+        request.standing.planned_seq = seq
         if row.samples:
             request.sample_source = (seq, index)
     for row in batch.extend:

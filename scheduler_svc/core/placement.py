@@ -56,7 +56,8 @@ class _Desk:
         """Whether the request could ever run here."""
         limits = self.worker.info.limits
         fits_context = request.final_kv_len < limits.context_tokens
-        return fits_context and self.worker.memory.capacity_tokens >= request.final_kv_len
+        fits_memory = self.worker.memory.capacity_tokens >= request.final_kv_len
+        return fits_context and fits_memory and self.worker.plan_size.takes(request.spec)
 
     def match(self, request: Request) -> PrefixMatch:
         """What is cached of the request here."""
