@@ -127,6 +127,7 @@ class CoreHarness:
 
     def __init__(self, settings: CoreSettings | None = None) -> None:
         self.state = SchedulerState.create(settings or CoreSettings())
+        self.steps = 0
         self.now = 0.0
         self.infos: dict[str, WorkerInfo] = {}
         self.workers: dict[str, FakeWorker] = {}
@@ -143,6 +144,7 @@ class CoreHarness:
         self.reject: Callable[[ForwardPlan], PlanRejection | None] = lambda plan: None
 
     def step(self, *events: Event) -> list[Instruction]:
+        self.steps += 1
         out = step(self.state, events, self.now)
         check_invariants(self.state)
         for instruction in out:
@@ -224,7 +226,7 @@ class CoreHarness:
                 self.ends[instruction.stream] = instruction
             case NeedMask():
                 assert instruction.stream not in self.ends, "a mask wanted after the last word"
-                assert instruction.output_ids.tolist() == self.output(instruction.stream.stream_id)
+                assert instruction.output_ids.tolist() == self.outputs.get(instruction.stream, [])
                 self.masks.append(instruction)
 
     def _record_plan(self, worker: str, plan: ForwardPlan) -> None:
