@@ -105,9 +105,9 @@ def _check_queue(state: SchedulerState, spec: RequestSpec) -> EngineError | None
 
 def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
     """Whether the request would be placed before its deadline, as the queue has moved lately."""
-    if not len(state.waiting):
+    if not state.waiting.is_asking:
         return None
-    wait_s = state.queue_rate.wait_s(state.waiting.tokens)
+    wait_s = state.queue_rate.wait_s(state.waiting.asking_tokens)
     left_s = spec.deadline_s - state.now
     if wait_s is None or wait_s <= left_s:
         return None
@@ -118,7 +118,7 @@ def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
 def _full(state: SchedulerState, message: str, *, field: str) -> QueueFull:
     """With a hint that grows with the queue: when about half of it should be placed."""
     settings = state.settings
-    wait_s = state.queue_rate.wait_s(state.waiting.tokens // 2) or 0.0
+    wait_s = state.queue_rate.wait_s(state.waiting.asking_tokens // 2) or 0.0
     hint_ms = min(wait_s * 1e3, settings.most_retry_after_ms)
     return QueueFull(message, field=field, retry_after_ms=max(settings.retry_after_ms, int(hint_ms)))
 

@@ -172,7 +172,7 @@ def _place_waiting(state: SchedulerState) -> set[str]:
     for request in _in_order(state, this.desks):
         if this.is_over:
             break
-        if not request.standing.is_paused and not request.awaits_mask:
+        if not request.awaits_mask:
             this.offer(request)
     this.end()
     return this.full

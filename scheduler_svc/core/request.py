@@ -62,7 +62,7 @@ class Standing:
     seniority: int
     """Lower is older: its handle, until its reader falls behind."""
     queued_at: float
-    """When it was accepted."""
+    """When it was accepted, or its reader last fell behind."""
     rank: tuple[float, ...] = ()
     """Its place in the waiting queue, while it waits. Set by the queue."""
     planned_seq: int = 0

@@ -43,7 +43,7 @@ def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Ins
         _apply(state, event, out)
     _end_expired(state, out)
     _schedule(state, out)
-    state.queue_rate.passed(state.now, is_busy=len(state.waiting) > 0 and bool(state.workers))
+    state.queue_rate.passed(state.now, is_busy=state.waiting.is_asking and bool(state.workers))
     return out
 
 
