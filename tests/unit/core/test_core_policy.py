@@ -269,7 +269,9 @@ def test_a_domain_does_not_save_up_while_its_reader_has_fallen_behind():
 def test_a_request_that_was_paused_while_it_waited_is_behind_those_who_came_before_it_goes_on(policy):
     harness = make_harness(schedule_policy=policy)
     harness.attach(info=small_info(max_rows=1))
-    harness.submit(*[make_spec(stream, prompt=[stream]) for stream in (1, 2, 3)])
+    harness.submit(*[make_spec(stream, prompt=[stream]) for stream in (1, 2)])
+    harness.now = 4.0
+    harness.submit(make_spec(3, prompt=[3]))
     harness.now = 5.0
     pause_all(harness, 2)
     harness.now = 20.0
@@ -279,15 +281,31 @@ def test_a_request_that_was_paused_while_it_waited_is_behind_those_who_came_befo
     assert first_plans(harness) == [1, 3, 2]
 
 
-def test_a_paused_request_is_no_reason_to_refuse_others():
+def test_time_in_which_only_paused_requests_wait_says_nothing_of_the_queue():
     harness = make_harness()
-    harness.attach(info=small_info(max_rows=1))
-    harness.submit(make_spec(1, max_tokens=40), make_spec(2, prompt=200))
-    pause_all(harness, 2)
-    for _ in range(30):
+    harness.attach(info=small_info(max_rows=4))
+    harness.lose()
+    harness.submit(make_spec(1, prompt=200))
+    pause_all(harness, 1)
+    harness.attach("w0")
+    for stream in range(2, 12):
         harness.now += 1.0
+        harness.submit(make_spec(stream, max_tokens=1))
         harness.deliver()
+
     assert harness.state.queue_rate.wait_s(10) is None
 
-    harness.submit(make_spec(3, deadline_s=harness.now + 1))
-    assert harness.end(3) is None
+
+def test_paused_requests_are_not_ahead_of_one_that_comes():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1))
+    harness.submit(*[make_spec(stream, max_tokens=10) for stream in range(1, 9)], make_spec(20, prompt=200))
+    pause_all(harness, 20)
+    for _ in range(35):
+        harness.now += 0.1
+        harness.deliver()
+    seconds = harness.state.queue_rate.wait_s(harness.state.waiting.asking_tokens)
+    assert 0 < 3 * seconds < harness.state.queue_rate.wait_s(harness.state.waiting.tokens)
+
+    harness.submit(make_spec(30, deadline_s=harness.now + 2 * seconds))
+    assert harness.end(30) is None
