@@ -144,6 +144,9 @@ class CoreConfig(ConfigGroup):
     least_new_token_ratio: float = Field(
         default=0.1, ge=0, le=1, description="The least that share falls to while no request is retracted."
     )
+    new_token_ratio_decay_steps: int = Field(
+        default=600, ge=1, description="Decode steps in which that share falls from its first value to its least."
+    )
     max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
 
     @model_validator(mode="after")

@@ -124,7 +124,12 @@ async def test_seeded_sample_i_of_each_case_does_not_depend_on_n(default_server)
 
 PAGES, HOG_PAGES = 73, 58
 """The first takes the longest case and hardly more; the second leaves no room for all other cases at once."""
-NO_RESERVE = ("--first-new-token-ratio", "0", "--least-new-token-ratio", "0")
+STEPS = 20
+NO_RESERVE = (
+    *("--first-new-token-ratio", "1", "--least-new-token-ratio", "0"),
+    *("--new-token-ratio-decay-steps", str(STEPS)),
+)
+"""After so many decode steps requests are admitted without a thought for what will come."""
 
 
 def test_every_case_gets_the_ids_it_gets_alone_from_a_pool_so_small_that_requests_are_retracted(alone):
@@ -151,7 +156,7 @@ async def beside_a_hog(server: Served):
     hog = TokenIds(tuple(100 + (37 * position) % 4000 for position in range(16 * HOG_PAGES - 8)))
     async with AsyncGenerationClient(server.target) as client:
         stream = client.stream(hog, GenerateOptions(max_tokens=60, temperature=0.0, ignore_eos=True))
-        await anext(stream)
+        await begun(stream)
         rest = asyncio.create_task(drained(stream))
         cases = [case for index, case in enumerate(CASES) if index != LONGEST]
         found = await asyncio.gather(*(ask(client, prompt_of(case), options_of(case)) for case in cases))
@@ -164,11 +169,18 @@ async def beside_growing_ones(server: Served):
     grow = GenerateOptions(max_tokens=60, temperature=0.0, ignore_eos=True)
     async with AsyncGenerationClient(server.target) as client:
         streams = [client.stream(TokenIds((7 + mate, 11)), grow) for mate in range(4)]
-        await asyncio.gather(*(anext(stream) for stream in streams))
+        await asyncio.gather(*(begun(stream) for stream in streams))
         rest = [asyncio.create_task(drained(stream)) for stream in streams]
         found = await ask(client, prompt_of(CASES[LONGEST]), options_of(CASES[LONGEST]))
         await asyncio.gather(*rest)
     return [found]
+
+
+async def begun(stream) -> None:
+    """Until it has decoded enough."""
+    tokens = 0
+    while tokens <= STEPS + 2:
+        tokens += len((await anext(stream)).token_ids)
 
 
 async def drained(stream) -> None:

@@ -40,6 +40,11 @@ async def until(condition, timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.005)
 
 
+async def drain(call) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def ids_of(edge: Edge, token_id: int) -> list[int]:
     call = edge.stub.Generate(request(token_id, max_tokens=MATE_TOKENS))
     return [one async for chunk in call for one in chunk.token_ids]
@@ -67,8 +72,7 @@ async def test_a_reader_who_stops_is_paused_then_ended_and_the_others_do_not_not
         is_still_paused = key in core.books.streams
         await until(lambda: not core.books.streams)
         with pytest.raises(grpc.RpcError) as caught:
-            while await stuck.read() is not grpc.aio.EOF:
-                pass
+            await drain(stuck)
         workers = list(core.books.workers.values())
 
     assert is_still_paused

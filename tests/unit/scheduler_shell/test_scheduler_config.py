@@ -30,6 +30,7 @@ FLAGS = {
     "max_waiting_requests": ("5", 5),
     "first_new_token_ratio": ("0.8", 0.8),
     "least_new_token_ratio": ("0.2", 0.2),
+    "new_token_ratio_decay_steps": ("50", 50),
     "grammar_processes": ("3", 3),
     "grammar_cpu_s": ("4", 4),
     "grammar_memory_bytes": ("100000000", 100_000_000),
