@@ -37,9 +37,11 @@ from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(1800)]
-REQUESTS, AT_ONCE = 60, 10
+REQUESTS = {"fast": 60, "reproducible": 20}
+"""By numerics: the slower ones get fewer."""
+AT_ONCE = 10
 PROMPTS, OUTPUTS = (4, 24, 80, 300, 900), (4, 16, 48, 96)
-MOST_MEDIAN_ERROR, MOST_BUDGET_ERROR = 0.2, 0.5
+MOST_MEDIAN_ERROR, MOST_BUDGET_ERROR = 0.35, 0.5
 WORKER = "w0"
 
 
@@ -72,6 +74,7 @@ class Run:
     def __init__(self, numerics: str) -> None:
         settings = ExecutorSettings(numerics=numerics, num_pages=2000)
         self.executor = build_tp_model_worker(model_folder(), settings)
+        self.requests = REQUESTS[numerics]
         self.random = random.Random(5)
         self.state = SchedulerState.create(CoreSettings())
         self.pending: list[tuple[ForwardPlan, PlanRecord]] = []
@@ -86,8 +89,8 @@ class Run:
     def drive(self) -> list[PlanRecord]:
         """Keep a mixed load going until every request has ended."""
         submitted = 0
-        while submitted < REQUESTS or self.open:
-            if submitted < REQUESTS and self.open < AT_ONCE and self.random.random() < 0.4:
+        while submitted < self.requests or self.open:
+            if submitted < self.requests and self.open < AT_ONCE and self.random.random() < 0.4:
                 submitted += 1
                 self.open += 1
                 self.tell(RequestSubmitted(self.spec(submitted)))
