@@ -3,6 +3,7 @@
 Streams and attach calls are named by integers that the shell mints; the protocol only compares them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +74,8 @@ class ArrivedPlan:
     identity: PlanIdentity
     content: ForwardPlan | PlanRejection
     times: IntakeTimes = IntakeTimes()
+    run: Callable[[], ForwardResult] | None = None
+    """What the device thread has to call. Of a plan that is not rejected; never looked at by the protocol."""
 
     @property
     def fence(self) -> Fence:
@@ -105,6 +108,7 @@ class Execute:
 
     plan: ForwardPlan
     times: IntakeTimes
+    run: Callable[[], ForwardResult] | None = None
 
 
 @dataclass(frozen=True, slots=True)

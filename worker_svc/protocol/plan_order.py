@@ -66,6 +66,11 @@ class PlanOrder:
         self._is_awaited = True
         return plan
 
+    @property
+    def waiting(self) -> ArrivedPlan | None:
+        """The plan that `take` would give next."""
+        return self._queue[0] if self._queue else None
+
     def finish(self, result: ForwardResult) -> bool:
         """Keep the taken plan's result; True if the open stream has sent that plan."""
         assert result.identity.seq == self._taken_seq

@@ -148,6 +148,15 @@ class WorkerProtocol:
         self._is_stopping = True
         return [*self._attachment.refuse_waiting(error), *self._end_stream(error), Stopped()]
 
+    @property
+    def following(self) -> Execute | None:
+        """What `plan_finished` will give to execute, unless something else happens first; None: nothing."""
+        plan = self._order.waiting
+        if self._device is not DeviceUse.EXECUTING or self._is_stopping or plan is None:
+            return None
+        content = plan.content
+        return None if isinstance(content, PlanRejection) else Execute(content, plan.times, plan.run)
+
     # --- leaving
 
     def drain_requested(self, reason: str) -> list[Action]:
@@ -221,7 +230,7 @@ class WorkerProtocol:
                 actions += self._deliver(ForwardResult(identity=plan.identity, rejection=plan.content))
             else:
                 self._device = DeviceUse.EXECUTING
-                actions.append(Execute(plan.content, plan.times))
+                actions.append(Execute(plan.content, plan.times, plan.run))
         return actions
 
     def _deliver(self, result: ForwardResult) -> list[Action]:

@@ -1,4 +1,4 @@
-"""From a received plan message to what the ordering protocol takes: checksum, decode, validate.
+"""From a received plan message to what the ordering protocol takes: checksum, decode, validate, stage.
 
 Guards: whatever the bytes are, the device is not touched; a plan that can be named by its seq is refused as a plan, one
 that cannot ends the stream.
@@ -10,18 +10,21 @@ from protos.forwardplane.v1.worker_pb2 import PlanMessage
 from protos.wire.codec import decode_identity, decode_plan, open_message
 from protos.wire.errors import EngineError, InvalidPlan, UnsupportedFeature
 from protos.wire.plan import ForwardPlan, PlanIdentity
-from protos.wire.result import PlanRejection
+from protos.wire.result import ForwardResult, PlanRejection
 from protos.wire.validate import validate_plan
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.protocol.messages import ArrivedPlan, IntakeTimes
 
+Run = Callable[[], ForwardResult]
+
 
 class PlanIntake:
-    """One per loaded worker. Keeps nothing between plans."""
+    """One per loaded worker. Keeps nothing between plans. Works while the device runs an earlier plan."""
 
-    def __init__(self, info: WorkerInfo, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, info: WorkerInfo, clock_ns: Callable[[], int], stage: Callable[[ForwardPlan], Run]) -> None:
         self._info = info
         self._clock_ns = clock_ns
+        self._stage = stage
 
     def read(self, message: PlanMessage) -> ArrivedPlan:
         """The plan in `message`, or its identity and why it is refused.
@@ -32,19 +35,20 @@ class PlanIntake:
         began_ns = self._clock_ns()
         body = open_message(message.body, message.crc32)
         received_ns = self._clock_ns()
-        identity, content = self._parse(body)
+        identity, content, run = self._parse(body)
         parsed_ns = self._clock_ns()
         times = IntakeTimes(receive_ns=received_ns - began_ns, parse_ns=parsed_ns - received_ns, parsed_at_ns=parsed_ns)
-        return ArrivedPlan(identity, content, times)
+        return ArrivedPlan(identity, content, times, run)
 
-    def _parse(self, body: bytes) -> tuple[PlanIdentity, ForwardPlan | PlanRejection]:
+    def _parse(self, body: bytes) -> tuple[PlanIdentity, ForwardPlan | PlanRejection, Run | None]:
         try:
             self._check_size(body)
             plan = decode_plan(body)
             validate_plan(plan, self._info)
+            run = self._stage(plan)
         except (InvalidPlan, UnsupportedFeature) as error:
-            return decode_identity(body), rejection_of(error)
-        return plan.identity, plan
+            return decode_identity(body), rejection_of(error), None
+        return plan.identity, plan, run
 
     def _check_size(self, body: bytes) -> None:
         limit = self._info.limits.max_plan_bytes

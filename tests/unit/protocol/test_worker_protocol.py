@@ -422,3 +422,34 @@ def test_a_device_fault_during_a_reset_refuses_the_attach():
     protocol.attach_requested(1, attach_call())
     fault = DeviceFault("gone")
     assert protocol.device_failed(fault) == [RefuseAttach(1, fault), Stopped()]
+
+
+# --- what comes next
+
+
+def test_what_follows_is_what_the_end_of_the_running_plan_will_give():
+    protocol = opened(window=2)
+    assert protocol.following is None
+    protocol.plan_received(STREAM, plan(1))
+    assert protocol.following is None
+    protocol.plan_received(STREAM, plan(2))
+    following = protocol.following
+    assert protocol.plan_finished(result(1))[-1].plan is following.plan
+    assert protocol.following is None
+
+
+def test_nothing_follows_a_refused_plan_an_outdated_one_or_the_last_one():
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    protocol.plan_received(STREAM, rejected(2))
+    assert protocol.following is None
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    protocol.plan_received(STREAM, plan(2))
+    protocol.attach_requested(2, attach_call(2, 1))
+    assert protocol.following is None
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    protocol.plan_received(STREAM, plan(2))
+    protocol.stop_requested("leaving")
+    assert protocol.following is None
