@@ -22,7 +22,14 @@ from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
 FEATURES = frozenset(
-    {Feature.TOKEN_REFERENCES, Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+    {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
 )
 """What is executed beyond the plain plan."""
 CACHED_RESULTS = 4

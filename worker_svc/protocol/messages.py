@@ -68,11 +68,16 @@ class IntakeTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingBase:
+    """What is left of a plan that changes another one which is not here."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArrivedPlan:
-    """A plan whose bytes could be read: valid, or refused before the device is touched."""
+    """A plan whose bytes could be read: valid, refused before the device is touched, or of no use without its base."""
 
     identity: PlanIdentity
-    content: ForwardPlan | PlanRejection
+    content: ForwardPlan | PlanRejection | MissingBase
     times: IntakeTimes = IntakeTimes()
     run: Callable[[], ForwardResult] | None = None
     """What the device thread has to call. Of a plan that is not rejected; never looked at by the protocol."""
@@ -142,6 +147,13 @@ class StaleAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class NeedFullAnswer:
+    """Link answer: `seq` is expected in full; what was sent behind it is dropped."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedAnswer:
     """Link answer: the stream is open; the first seq that has not started is expected."""
 
@@ -155,7 +167,7 @@ class DrainAnswer:
     reason: str
 
 
-ReplyBody = PlanResult | SequenceGapAnswer | StaleAnswer | OpenedAnswer | DrainAnswer
+ReplyBody = PlanResult | NeedFullAnswer | SequenceGapAnswer | StaleAnswer | OpenedAnswer | DrainAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def test_the_info_is_that_of_the_parts(folder, worker):
         Feature.PENALTIES,
         Feature.MASKS,
         Feature.LOGIT_BIAS,
+        Feature.DELTAS,
     }
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
