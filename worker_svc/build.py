@@ -13,9 +13,10 @@ from protos.service.model_files import ModelCard, ModelFolder
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
-from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.batch.staging import PlanStaging
+from worker_svc.kv.sizing import running_limit
+from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -47,11 +48,9 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     if torch.get_num_interop_threads() != 1:  # can be set once a process, before the first parallel work
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
-    device = torch.device(settings.device)
-    builder = BatchBuilder(translator=side.translator, page_sizes=(settings.page_size,), device=device)
     info = _worker_info(folder.card, settings, side=side)
-    staging = PlanStaging(info=info, builder=builder, device=device)
-    return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)))
+    staging = PlanStaging(info=info, translator=side.translator, device=torch.device(settings.device))
+    return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
@@ -65,9 +64,9 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES,
+        features=FEATURES if side.canary is None else FEATURES | {Feature.CANARY},
         sub_pools=(sub_pool,),
-        limits=_limits(settings, context_tokens=config.context_tokens),
+        limits=_limits(settings, geometry, context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -84,9 +83,10 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
-def _limits(settings: ExecutorSettings, *, context_tokens: int) -> WorkerLimits:
+def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
-        max_rows=settings.max_rows,
+        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=settings.window,

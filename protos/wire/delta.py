@@ -17,6 +17,7 @@ import numpy as np
 from protos.wire import columns, limits
 from protos.wire.delta_columns import (
     FRESH_COLUMNS,
+    OPTIONAL_FRESH_COLUMNS,
     PRESENCE,
     SOFT_COLUMNS,
     SOFT_TABLES,
@@ -104,6 +105,10 @@ def _rows(delta_plan: ForwardPlan, base: ForwardPlan, sources: RowSources) -> Ro
     fresh: dict[str, Array] = {}
     for name in FRESH_COLUMNS:
         fresh[name] = checked(f"rows.{name}", getattr(delta_plan.rows, name), length=sources.num_rows)
+    for name in OPTIONAL_FRESH_COLUMNS:
+        values = getattr(delta_plan.rows, name)
+        if values is not None:
+            fresh[name] = checked(f"rows.{name}", values, length=sources.num_rows)
     first_positions = (fresh["seq_lens"].astype(np.int64) - fresh["extend_lens"]).astype(columns.I32)
     make: Callable[..., RowColumns] = RowColumns
     return make(first_positions=first_positions, **fresh, **_merged("rows", delta_plan, base, sources))

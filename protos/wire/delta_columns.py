@@ -66,7 +66,8 @@ SOFT_TABLES = (
     SoftTable("penalties", "prompt_indptr", (("prompt_ids", columns.U32),), optional=False),
 )
 FRESH_COLUMNS = ("seq_lens", "extend_lens", "samples")
-"""Of the rows: in every delta for every row. `first_positions` follows from the first two."""
+OPTIONAL_FRESH_COLUMNS = ("canary_hashes",)
+"""Of the rows: in a delta for every row, if the plan has them. `first_positions` follows from the first two."""
 PRESENCE = (
     "sampling",
     "penalties",

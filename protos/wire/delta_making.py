@@ -13,6 +13,7 @@ from protos.wire import columns
 from protos.wire.delta import skipped_pages
 from protos.wire.delta_columns import (
     FRESH_COLUMNS,
+    OPTIONAL_FRESH_COLUMNS,
     PRESENCE,
     SOFT_COLUMNS,
     SOFT_TABLES,
@@ -167,7 +168,7 @@ def _soft_part(group: str, plan: ForwardPlan, sources: RowSources) -> dict[str, 
 
 
 def _rows(plan: ForwardPlan, sources: RowSources) -> RowColumns:
-    fresh = {name: getattr(plan.rows, name) for name in FRESH_COLUMNS}
+    fresh = {name: getattr(plan.rows, name) for name in (*FRESH_COLUMNS, *OPTIONAL_FRESH_COLUMNS)}
     return RowColumns(first_positions=_NO_I32, **fresh, **_soft_part("rows", plan, sources))
 
 

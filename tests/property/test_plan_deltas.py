@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from protos.wire import columns
 from protos.wire import delta as wire_delta
 from protos.wire.codec import decode_plan, encode_plan
+from protos.wire.delta_columns import FRESH_COLUMNS, OPTIONAL_FRESH_COLUMNS, SOFT_COLUMNS, SOFT_TABLES
 from protos.wire.delta_making import changes_of
 from protos.wire.digest import plan_digest
 from protos.wire.errors import EngineError, InvalidPlan, NeedFullPlan
@@ -201,3 +203,15 @@ def test_the_delta_names_its_base_and_itself():
     assert isinstance(delta.delta, PlanDelta)
     assert (delta.delta.base_seq, delta.delta.base_digest) == (2, plan_digest(base))
     assert delta.delta.digest == plan_digest(plan)
+
+
+def test_no_column_of_a_row_is_forgotten():
+    """A column that no delta carries would make every plan that has it travel twice."""
+    known = {column.path for column in SOFT_COLUMNS}
+    known |= {f"rows.{name}" for name in (*FRESH_COLUMNS, *OPTIONAL_FRESH_COLUMNS, "first_positions")}
+    known |= {f"rows.{name}" for name in ("length_source_seqs", "length_source_rows")}  # such plans travel in full
+    for table in SOFT_TABLES:
+        known |= {f"{table.group}.{name}" for name in (table.indptr, *(name for name, _ in table.contents))}
+    known |= {f"penalties.output_{name}" for name in ("indptr", "ids", "counts")}
+    groups = (("rows", columns.ROWS), ("sampling", columns.SAMPLING), ("penalties", columns.PENALTIES))
+    assert known == {f"{group}.{column.name}" for group, found in groups for column in found}

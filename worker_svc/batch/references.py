@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protos.wire.plan import Forward, ForwardPlan
-from worker_svc.batch.forward_batch import ForwardBatch, PageGroup, SamplingGroup
+from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.logit_rules import LogitRules
 from worker_svc.batch.positions import extend_positions, token_rows
+from worker_svc.batch.row_groups import SamplingGroup
 from worker_svc.device.token_ring import Found, TokenRing, Wanted
 
 Array = np.ndarray
@@ -92,7 +92,7 @@ def with_references(batch: ForwardBatch, forward: Forward, resolved: ResolvedRef
     page_groups = batch.page_groups
     if failed.any():
         lost = torch.from_numpy(np.repeat(failed, np.diff(named.token_starts[rows.start : rows.stop + 1]))).to(device)
-        page_groups = tuple(_into_sink(group, lost) for group in page_groups)
+        page_groups = tuple(group.diverted(lost) for group in page_groups)
     sampling = batch.sampling
     if sampling is not None and sampling.rules:
         by_row: dict[int, list[int]] = {}
@@ -100,10 +100,6 @@ def with_references(batch: ForwardBatch, forward: Forward, resolved: ResolvedRef
             by_row.setdefault(row - rows.start, []).append(token_id)
         sampling = replace(sampling, rules=_rules(sampling, by_row))
     return replace(batch, input_ids=input_ids, page_groups=page_groups, sampling=sampling)
-
-
-def _into_sink(group: PageGroup, lost: Tensor) -> PageGroup:
-    return replace(group, out_cache_loc=group.out_cache_loc.masked_fill(lost, 0))
 
 
 def _rules(sampling: SamplingGroup, by_row: Mapping[int, list[int]]) -> dict[int, LogitRules]:

@@ -17,6 +17,7 @@ from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.references import References, plan_references, resolve, with_references
 from worker_svc.device.token_ring import TokenRing
+from worker_svc.kv.write_plan import SlotTranslator
 
 _SPARE_RING_PLANS = 2
 """Plans that the ring holds beyond those in flight."""
@@ -44,9 +45,10 @@ class ReadyPlan:
 class PlanStaging:
     """One per worker."""
 
-    def __init__(self, *, info: WorkerInfo, builder: BatchBuilder, device: torch.device) -> None:
+    def __init__(self, *, info: WorkerInfo, translator: SlotTranslator, device: torch.device) -> None:
         self._info = info
-        self._builder = builder
+        page_sizes = [pool.page_size for pool in info.sub_pools]
+        self._builder = BatchBuilder(translator=translator, page_sizes=page_sizes, device=device)
         limits = info.limits
         self._ring = TokenRing(num_plans=limits.window + _SPARE_RING_PLANS, max_rows=limits.max_rows, device=device)
 
