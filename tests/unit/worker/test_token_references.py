@@ -13,6 +13,7 @@ from protos.wire.validate import validate_plan
 from tests.support import oracle, plans
 from tests.support.plans import f32, u8, u32, u64
 from tests.support.tiny_model import POISON, WIDTH, HistoryRunner, history_logits, tiny_worker
+from worker_svc.batch.canary_guard import CanaryVerdict, CanaryViolation
 
 INFO = plans.make_info(
     logits_width=WIDTH,
@@ -202,3 +203,15 @@ def test_a_plan_is_staged_before_its_sources_ran_and_may_be_dropped():
     first()
     assert second().rows.token_ids.tolist() == [best([*PROMPTS[0], best(PROMPTS[0])])]
     assert torch.is_inference_mode_enabled() is False
+
+
+def test_a_row_without_its_source_is_not_blamed_for_what_it_would_have_read():
+    """What the failed row before it did not write is no violation of this one."""
+    wrong = [
+        CanaryViolation(row=row, position=1, slot=2, sub_pool=0, found_token=-1, found_position=-1) for row in (0, 2)
+    ]
+    verdict = CanaryVerdict(is_bad=np.array([True, False, True]), violations=tuple(wrong))
+    left = verdict.without(np.array([True, True, False]))
+    assert left.is_bad.tolist() == [False, False, True]
+    assert [violation.row for violation in left.violations] == [2]
+    assert verdict.without(np.array([False, True, False])) is verdict
