@@ -96,11 +96,10 @@ async def _rounds(one, addresses, expected, concurrent) -> dict[str, list[float]
             name: await stack.enter_async_context(OverGrpc(address, expected)) for name, address in addresses.items()
         }
         for round_number in range(ROUNDS + 1):
-            for name, rate in rates.items():
+            for name in rates:
                 specs = prompts.specs(concurrent)
                 seconds = one.run(specs) if name == ONE else await sides[name].run(specs)
-                if round_number:  # the first warms up
-                    rate.append(concurrent * NEW_TOKENS / seconds)
+                rates[name] += [concurrent * NEW_TOKENS / seconds] * (round_number > 0)  # the first warms up
     return rates
 
 
