@@ -4,37 +4,19 @@ Weights -> pools -> translator -> canary -> attention (bound and verified) -> ru
 the pools are sized from what the weights leave, before anything else takes memory.
 """
 
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from protos.service.model_files import ModelFolder
 from worker_svc.attention.base import AttentionBackend, verify_bound
 from worker_svc.attention.registry import attention_backend
 from worker_svc.batch.canary_guard import KVCanary, make_canary
-from worker_svc.device.memory import free_bytes
-from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
-from worker_svc.kv.sizing import FreeMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
-from worker_svc.model_runner import ModelRunner
 from worker_svc.models.registry import LoadedModel, load_model
-from worker_svc.numerics import Numerics
 from worker_svc.runners.build_order import BuildOrder, BuildStep
-from worker_svc.runners.eager import EagerRunner
-from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.pool_sizes import known_graph_bytes, sized
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSettings:
-    """What the parts are built for: the settings, and what some of their names stand for."""
-
-    executor: ExecutorSettings
-    numerics: Numerics
-    dtype: torch.dtype
-    device: torch.device
+from worker_svc.runners.eager import EagerRunner, eager_runner
+from worker_svc.runners.pool_sizes import PoolSizes
+from worker_svc.runners.stack_settings import StackSettings
 
 
 class ModelStack:
@@ -50,15 +32,15 @@ class ModelStack:
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
         self._order = BuildOrder()
-        self._graph_bytes = 0
-        self._free_before = free_bytes(settings.device)
+        self._sizes = PoolSizes(settings.executor)
+        self._fingerprint = ""
 
     def load_weights(self, folder: ModelFolder) -> None:
         """Read the folder's weights and build its model."""
         self._order.enter(BuildStep.WEIGHTS)
         settings = self._settings
         self.loaded = load_model(folder, numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
-        self._graph_bytes = known_graph_bytes(settings.executor, weights=folder.card.weights_fingerprint)
+        self._fingerprint = folder.card.weights_fingerprint
 
     def make_pools(self) -> None:
         """Reserve the KV pool in what memory the weights left.
@@ -68,12 +50,8 @@ class ModelStack:
         """
         self._order.enter(BuildStep.POOLS)
         settings, config = self._settings, self.loaded.config
-        (geometry,) = sized(
-            (self._sizeless(),),
-            settings=settings.executor,
-            memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(settings.device)),
-            context_tokens=config.context_tokens,
-            graph_bytes=self._graph_bytes,
+        (geometry,) = self._sizes.sized(
+            (self._sizeless(),), weights_fingerprint=self._fingerprint, context_tokens=config.context_tokens
         )
         self.pool = TokenToKVPool(geometry, device=settings.device)
 
@@ -97,7 +75,7 @@ class ModelStack:
     def make_runners(self) -> None:
         """Make the execution paths."""
         self._order.enter(BuildStep.RUNNERS)
-        self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(self.attention))
+        self.runner = eager_runner(self.loaded.model, self.attention)
 
     def _sizeless(self) -> KVGeometry:
         config = self.loaded.config

@@ -11,7 +11,7 @@ from tests.support.tiny_llama import tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.device import graph_memory
 from worker_svc.device.memory import free_host_bytes
-from worker_svc.runners import model_stack, native_stack
+from worker_svc.runners import pool_sizes
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.pool_sizes import fingerprint_of
 
@@ -23,9 +23,8 @@ def free(monkeypatch):
     """Says how much memory there is, before and after the weights."""
 
     def say(before, after):
-        for module in (model_stack, native_stack):
-            readings = iter((before, after))
-            monkeypatch.setattr(module, "free_bytes", lambda device, readings=readings: next(readings))
+        readings = iter((before, after))
+        monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: next(readings))
 
     return say
 

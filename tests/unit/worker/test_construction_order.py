@@ -9,8 +9,9 @@ from tests.support.tiny_llama import tiny_folder
 from worker_svc.numerics import numerics_by_name
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
+from worker_svc.runners.model_stack import ModelStack
 from worker_svc.runners.native_stack import NativeStack
+from worker_svc.runners.stack_settings import StackSettings
 
 STEPS = ("load_weights", "make_pools", "make_translator", "make_canary", "bind_attention", "make_runners")
 SETTINGS = ExecutorSettings(max_rows=4, max_tokens=64, num_pages=8, kv_canary="refuse")
@@ -78,7 +79,7 @@ def test_native_attention_on_other_pages_than_the_translators_fails_at_start():
     try:
         for name in STEPS[:4]:
             call(stack, name, model_folder())
-        stack._model.reserve_pages((9,))
+        stack.weights.reserve(9)
         with pytest.raises(InternalFault, match="bound to pages"):
             stack.bind_attention()
     finally:
