@@ -57,7 +57,7 @@ def test_a_torch_workers_default_capacity_can_be_held_at_once(tmp_path, free):
     settings = ExecutorSettings(kernels="torch", max_rows=64, threads=1, kv_canary="refuse")
     worker = build_tp_model_worker(tiny_folder(tmp_path), settings)
     (pool,) = worker.worker_info().sub_pools
-    assert pool.num_pages == 10_000_000 // (pool.bytes_per_page + 16 * PAGE + 16), "a quarter of what the weights left"
+    assert pool.num_pages == 10_000_000 // (pool.bytes_per_page + 16 * PAGE + 32), "a quarter of what the weights left"
     requests, held = fill(worker, context=512, vocab=250)
     assert held == (pool.num_pages - 1) * PAGE
     alone = Request(prompt_ids=requests[-2].prompt_ids, max_new=2)
