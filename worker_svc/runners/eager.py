@@ -27,6 +27,6 @@ class EagerRunner:
         return self._model_runner.forward(batch, self._context)
 
 
-def eager_runner(model: LanguageModel, attention: AttentionBackend[Any]) -> EagerRunner:
-    """The runner of `model` over a bound back-end."""
-    return EagerRunner(ModelRunner(model), ForwardContext(attention))
+def eager_runner(model: LanguageModel, *attention: AttentionBackend[Any]) -> EagerRunner:
+    """The runner of `model` over the bound back-end of each sub-pool."""
+    return EagerRunner(ModelRunner(model), ForwardContext(*attention))

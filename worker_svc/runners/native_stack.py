@@ -14,7 +14,7 @@ from protos.wire.errors import InternalFault
 from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
-from worker_svc.models.model_config import ModelConfig
+from worker_svc.models.pool_geometries import native_geometries
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.native import NativeRunner
@@ -33,7 +33,8 @@ class NativeStack:
     """Made once at start; holds the parts for the process's life. Closed by its owner."""
 
     weights: NativeWeights
-    geometry: KVGeometry
+    geometries: tuple[KVGeometry, ...]
+    """Of every sub-pool."""
     translator: IndexTranslator
     canary: KVCanary | None
     runner: NativeRunner
@@ -66,15 +67,15 @@ class NativeStack:
         """
         self._order.enter(BuildStep.POOLS)
         config = self.weights.config
-        (self.geometry,) = self._sizes.sized(
-            (_sizeless(config),), weights_fingerprint=self._fingerprint, context_tokens=config.context_tokens
+        self.geometries = self._sizes.sized(
+            native_geometries(config), weights_fingerprint=self._fingerprint, context_tokens=config.context_tokens
         )
-        self.weights.reserve(self.geometry.num_pages)
+        self.weights.reserve([geometry.num_pages for geometry in self.geometries])
 
     def make_translator(self) -> None:
         """Make the one owner of where a page lies."""
         self._order.enter(BuildStep.TRANSLATOR)
-        self.translator = IndexTranslator((NativePages(self.geometry),))
+        self.translator = IndexTranslator([NativePages(geometry) for geometry in self.geometries])
 
     def make_canary(self) -> None:
         """Make the shadow of the pages, if one is wanted."""
@@ -101,14 +102,3 @@ class NativeStack:
         """Free what was made so far. Safe to repeat."""
         if self._is_loaded:
             self.weights.close()
-
-
-def _sizeless(config: ModelConfig) -> KVGeometry:
-    return KVGeometry(
-        num_pages=0,
-        page_size=PAGE_SIZE,
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float16,
-    )

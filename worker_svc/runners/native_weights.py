@@ -3,6 +3,7 @@
 How many pages there will be is known once the weights are there. Says why the kernels cannot be used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,16 +30,16 @@ class NativeWeights:
     model: NativeModel
     threads: ThreadPool
 
-    def reserve(self, num_pages: int) -> None:
-        """Make the pages.
+    def reserve(self, num_pages: Sequence[int]) -> None:
+        """Make the pages of every sub-pool.
 
         Raises:
             InvalidRequest: the system does not give the memory.
         """
         try:
-            self.model.reserve_pages((num_pages,))
+            self.model.reserve_pages(num_pages)
         except KernelError as error:
-            raise InvalidRequest(f"{num_pages} pages cannot be had: {error}", field="num_pages") from error
+            raise InvalidRequest(f"{list(num_pages)} pages cannot be had: {error}", field="num_pages") from error
 
     def close(self) -> None:
         """Free weights, pages and threads. Safe to repeat."""
@@ -55,9 +56,6 @@ def pack_weights(folder: ModelFolder, settings: ExecutorSettings, *, threads: in
     """
     native = _library(settings)
     source = native_source(folder)
-    if source.spec.num_groups != 1:
-        message = f"the model has {source.spec.num_groups} sub-pools, 1 works here"
-        raise UnsupportedFeature(message, field="kernels")
     pool = ThreadPool(native, threads=threads)
     try:
         model = _packed(source, settings, threads=pool)

@@ -36,7 +36,6 @@ class PoolSizes:
         *,
         weights_fingerprint: str,
         context_tokens: int,
-        windows: Sequence[int] = (0,),
     ) -> tuple[KVGeometry, ...]:
         """The sub-pools with their numbers of pages, from what is free now.
 
@@ -44,7 +43,6 @@ class PoolSizes:
             sizeless: geometries without one; the full sub-pool first.
             weights_fingerprint: of the model, whose graphs may have been measured before.
             context_tokens: the longest sequence.
-            windows: of each sub-pool, in tokens; 0 = full.
 
         Raises:
             InvalidRequest: the setting cannot be had; says what works.
@@ -59,8 +57,8 @@ class PoolSizes:
             ranks=(memory,),
             graph_bytes=graph_bytes,
             sub_pools=tuple(
-                _need(geometry, settings, most_tokens=_most_tokens(window, settings, context_tokens))
-                for geometry, window in zip(sizeless, windows, strict=True)
+                _need(geometry, settings, most_tokens=_most_tokens(geometry.window_tokens, settings, context_tokens))
+                for geometry in sizeless
             ),
         )
         pages = plan_capacity(request)

@@ -16,3 +16,5 @@ class StackSettings:
     numerics: Numerics
     dtype: torch.dtype
     device: torch.device
+    threads: int = 1
+    """Of attention that has its own."""

@@ -14,11 +14,13 @@ from worker_svc.runners.native_stack import NativeStack
 from worker_svc.runners.stack_settings import StackSettings
 
 STEPS = ("load_weights", "make_pools", "make_translator", "make_canary", "bind_attention", "make_runners")
-SETTINGS = ExecutorSettings(max_rows=4, max_tokens=64, num_pages=8, kv_canary="refuse")
+SIZES = {"max_rows": 4, "max_tokens": 64, "num_pages": 8, "kv_canary": "refuse"}
+SETTINGS = ExecutorSettings(**SIZES)
 CPU = torch.device("cpu")
 
 
-def torch_stack(settings=SETTINGS):
+def torch_stack(**changes):
+    settings = ExecutorSettings(numerics="reproducible", **(SIZES | changes))
     numerics = numerics_by_name("reproducible", dtype=torch.float32, device=CPU)
     return ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=torch.float32, device=CPU))
 
@@ -59,7 +61,7 @@ def test_the_order_is_the_designs():
 def test_the_torch_stack_refuses_every_other_order(tmp_path):
     stack = torch_stack()
     build_and_try_every_wrong_step(stack, tiny_folder(tmp_path))
-    assert stack.attention.pool is stack.pool is stack.translator.pools[0]
+    assert [backend.pool for backend in stack.attention] == list(stack.pools) == list(stack.translator.pools)
     assert len(stack.canary.tables) == 1
 
 
@@ -79,7 +81,7 @@ def test_native_attention_on_other_pages_than_the_translators_fails_at_start():
     try:
         for name in STEPS[:4]:
             call(stack, name, model_folder())
-        stack.weights.reserve(9)
+        stack.weights.reserve([9])
         with pytest.raises(InternalFault, match="bound to pages"):
             stack.bind_attention()
     finally:
@@ -87,7 +89,7 @@ def test_native_attention_on_other_pages_than_the_translators_fails_at_start():
 
 
 def test_a_step_that_failed_is_not_tried_again(tmp_path):
-    stack = torch_stack(ExecutorSettings(num_pages=1))
+    stack = torch_stack(num_pages=1)
     stack.load_weights(tiny_folder(tmp_path))
     with pytest.raises(InvalidRequest):
         stack.make_pools()
