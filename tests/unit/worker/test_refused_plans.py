@@ -7,7 +7,6 @@ import pytest
 from protos.forwardplane.v1.worker_pb2 import PlanMessage
 from protos.wire.codec import checksum, encode_plan
 from protos.wire.enums import Feature, ForwardMode, HiddenMode
-from protos.wire.errors import EngineError
 from protos.wire.result import PlanRejection
 from tests.support import plans
 from tests.support.plans import with_element, with_value
@@ -51,15 +50,13 @@ CASES = {
 def refused(plan, info):
     """(reason, field, row) of the refusal; asserts that no runner was called."""
     runner = HistoryRunner(info)
+    intake = PlanIntake(info, lambda: 0, tiny_worker(info, [runner]).stage)
     body = encode_plan(plan)
-    content = PlanIntake(info, lambda: 0).read(PlanMessage(body=body, crc32=checksum(body))).content
+    arrived = intake.read(PlanMessage(body=body, crc32=checksum(body)))
     assert runner.batches == []
-    if isinstance(content, PlanRejection):
-        return content.reason, content.field, content.row
-    with pytest.raises(EngineError) as caught:
-        tiny_worker(info, [runner]).execute(content)
-    assert runner.batches == []
-    return caught.value.reason, caught.value.field, None
+    assert isinstance(arrived.content, PlanRejection)
+    assert arrived.identity == plan.identity
+    return arrived.content.reason, arrived.content.field, arrived.content.row
 
 
 @pytest.mark.parametrize("name", CASES)
