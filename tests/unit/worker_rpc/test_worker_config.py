@@ -31,6 +31,7 @@ OTHERS = {
     "max_tokens": "128",
     "max_hidden_mode": "last",
     "capture_hidden_mode": "last",
+    "window": "3",
     "threads": "3",
     "metrics_host": "0.0.0.0",
     "metrics_port": "1236",
