@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.logs import LEVELS
-from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
+from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -77,6 +77,14 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a row. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ServerConfig(ConfigGroup):
     """Ports and the life of the process. Read by the service."""
 
@@ -132,6 +140,9 @@ class ExecutorConfig(ConfigGroup):
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")
     max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
     max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
+    window: int = Field(
+        default=2, ge=1, le=MAX_WINDOW, description="Plans in flight: 2 = the next one is here when one ends; 1 = none."
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
@@ -147,6 +158,24 @@ class ExecutorConfig(ConfigGroup):
             raise ValueError("memory_fraction excludes kv_bytes and num_pages")
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
+        return self
+
+
+class HiddenStatesConfig(ConfigGroup):
+    """Final hidden states of rows. Read at load."""
+
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.FULL, description="Highest hidden mode that a row of a plan may ask for."
+    )
+    capture_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Hidden mode that every forward keeps at least."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "HiddenStatesConfig":
+        order = list(HiddenStates)
+        if order.index(self.capture_hidden_mode) > order.index(self.max_hidden_mode):
+            raise ValueError("capture_hidden_mode is above max_hidden_mode")
         return self
 
 
@@ -173,4 +202,5 @@ class WorkerConfig(ConfigGroup):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -5,9 +5,9 @@ for prefill. The budget buys prefill beside them: chunks that end on page border
 """
 
 from scheduler_svc.core.batch import Batch, PlannedRow
+from scheduler_svc.core.input_columns import InputRoom
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.reserve import choose_victim, raise_ratio
-from scheduler_svc.core.rule_budget import within_rule_bytes
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.transitions import requeue
 from scheduler_svc.core.worker_state import WorkerState
@@ -17,7 +17,7 @@ def next_batch(state: SchedulerState, worker: WorkerState) -> Batch | None:
     """The rows of the worker's next plan; None if there is nothing to compute. Takes their pages."""
     decode = _decode_rows(state, worker)
     extend = _extend_rows(state, worker, num_decode=len(decode))
-    batch = within_rule_bytes(Batch(decode=_still_current(decode), extend=_still_current(extend)))
+    batch = worker.plan_size.fitted(Batch(decode=_still_current(decode), extend=_still_current(extend)))
     return batch if batch.decode or batch.extend else None
 
 
@@ -30,7 +30,8 @@ def chunk_end(begin: int, *, known: int, budget: int, page_size: int) -> int:
 
 def prefills(request: Request) -> bool:
     """Whether a request on a worker asks for chunks of the budget."""
-    return request.status is RequestStatus.PREFILLING and not request.standing.is_paused
+    is_prefilling = request.status is RequestStatus.PREFILLING and not request.standing.is_paused
+    return is_prefilling and request.planned_len < request.sampled_len  # all of a prefill-only one may be in flight
 
 
 def _decodes(request: Request) -> bool:
@@ -60,6 +61,7 @@ def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]
 def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     budget = min(worker.budget_tokens, worker.token_limit - num_decode)
+    room = InputRoom(worker.info)
     prefilling = [request for request in worker.running.values() if prefills(request)]
     for request in prefilling:
         if request.status is not RequestStatus.PREFILLING:  # retracted for the pages of one before it
@@ -68,9 +70,14 @@ def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int)
         end = chunk_end(begin, known=known, budget=budget, page_size=worker.memory.page_size)
         if end <= begin:
             break
-        if _has_pages(state, worker, request, seq_len=end):
+        most = room.most_tokens(request)
+        if most is not None and end - begin > most:
+            end = chunk_end(begin, known=known, budget=most, page_size=worker.memory.page_size)
+        if end > begin and _has_pages(state, worker, request, seq_len=end):
             budget -= end - begin
-            rows.append(PlannedRow(request, request.attempt, begin, seq_len=end, samples=end == known, source=None))
+            samples = end == known and not request.is_prefill_only
+            rows.append(PlannedRow(request, request.attempt, begin, seq_len=end, samples=samples, source=None))
+            room.take(rows[-1])
     return rows
 
 

@@ -7,13 +7,12 @@ from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidRequest
 from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
-from scheduler_svc.core.cost_model import PlanShape
-from scheduler_svc.core.events import Instruction, ResultReceived, TokenLogprob, TokensReleased
+from scheduler_svc.core.events import Instruction, PlanTimed, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
-from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind
+from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind, take_inputs
 from scheduler_svc.core.worker_state import WorkerState
 
 _BAD_NUMBERS = (RowFailure.NAN, RowFailure.CANARY)
@@ -29,11 +28,12 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
     if event.result.rejection is not None:
         _reject(state, plan, event.result.rejection, out=out)
         return
-    shape = PlanShape(plan.num_tokens, int(plan.positions.sum()) + len(plan.rows))
-    worker.measured(shape, _device_s(event.result.timings))
+    measured_s = _device_s(event.result.timings)
+    worker.measured(plan.shape, measured_s)
+    if plan.predicted_s is not None:
+        out.append(PlanTimed(worker.name, plan.predicted_s, measured_s))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
-    rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
-    for row, token_id, failure, logprobs in rows:
+    for row, token_id, failure, logprobs, inputs in zip(plan.rows, *answers, strict=True):
         request = row.request
         if request.attempt != row.attempt:
             state.counters.late_rows += 1
@@ -44,6 +44,8 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         request.kv_len = row.seq_len
         assert request.holding is not None
         worker.memory.commit(request.holding, request.tokens, request.kv_len)
+        if request.account is not None:
+            take_inputs(state, request, inputs, out=out)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
 

@@ -11,6 +11,7 @@ from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.wait_reasons import LastLook
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.memory_check import check_memory
@@ -44,6 +45,8 @@ class SchedulerState:
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
     queue_rate: QueueRate = field(default_factory=QueueRate)
+    last_look: LastLook = field(default_factory=LastLook)
+    """Why those wait who wait."""
     next_handle: int = 1
     counters: CoreCounters = field(default_factory=CoreCounters)
 
@@ -86,6 +89,9 @@ def check_invariants(state: SchedulerState) -> None:
     live = sorted(request.handle for request in state.streams.values())
     _require(sorted(request.handle for request in waiting + running) == live, "a request is in one place")
     _require(state.waiting.tokens == sum(request.sampled_len for request in waiting), "waiting tokens are counted")
+    asking = [request for request in waiting if not request.standing.is_paused]
+    _require(state.waiting.asking_tokens == sum(request.sampled_len for request in asking), "asking tokens are counted")
+    _require(state.waiting.is_asking == bool(asking), "paused requests are counted")
     for request in waiting:
         _require(request.status is RequestStatus.WAITING, "a queued request waits")
         _require(request.holding is None and request.planned_len == request.kv_len == 0, "a queued request has no KV")
@@ -119,7 +125,8 @@ def _check_running(request: Request, *, planned: int, samples: int) -> None:
     _require(holding is not None and request.planned_len <= holding.allocated_len, "planned positions have pages")
     _require(request.planned_len == planned, "planned_len is kv_len and what is in flight")
     _require(request.kv_len < request.sampled_len, "the newest token has no KV")
-    _require(request.planned_len < request.sampled_len + samples, "planned tokens are known or being sampled")
+    most_planned = request.sampled_len + samples - (not request.is_prefill_only)
+    _require(request.planned_len <= most_planned, "planned tokens are known or being sampled")
     _require(request.output_len + samples <= request.spec.max_tokens, "no output beyond max_tokens is planned")
     counts = None if request.rules is None else request.rules.counts
     _require(counts is None or counts.total == request.output_len, "every output token is counted for penalties")

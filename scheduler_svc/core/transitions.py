@@ -7,7 +7,8 @@ import heapq
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError
-from scheduler_svc.core.events import Instruction, RequestFinished, RequestRefused, RequestSpec, Usage
+from scheduler_svc.core.events import Instruction, PromptAnswered, RequestFinished, RequestRefused, RequestSpec, Usage
+from scheduler_svc.core.prompt_account import InputAnswer
 from scheduler_svc.core.request import Request, RequestStatus, new_request
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.worker_state import WorkerState
@@ -34,6 +35,7 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     request.move_to(RequestStatus.PREFILLING)
     request.holding = memory.reserve(request.tokens, match, trusts_cache=use.is_trusting)
     request.kv_len = request.planned_len = len(request.holding.path) * memory.page_size
+    request.standing.planned_seq = 0
     worker.running[request.handle] = request
     use.matches.clear()
     state.counters.cache.queried_tokens += request.sampled_len
@@ -56,6 +58,8 @@ def distrust(state: SchedulerState, request: Request) -> None:
     assert request.holding is not None
     state.workers[request.holding.key.worker].memory.distrust(request.holding)
     request.cache_use.is_trusting = False
+    if request.account is not None:
+        request.account.forget()
 
 
 def pause(state: SchedulerState, request: Request) -> None:
@@ -67,6 +71,7 @@ def pause(state: SchedulerState, request: Request) -> None:
     if waits:
         state.waiting.remove(request)
     standing.is_paused = True
+    standing.queued_at = state.now
     standing.seniority = state.next_handle
     state.next_handle += 1
     if waits:
@@ -77,8 +82,15 @@ def pause(state: SchedulerState, request: Request) -> None:
 
 def resume(state: SchedulerState, request: Request) -> None:
     """The reader has caught up."""
+    if not request.standing.is_paused:
+        return
+    waits = request.status is RequestStatus.WAITING
+    if waits:
+        state.waiting.remove(request)
     request.standing.is_paused = False
-    if request.holding is not None:
+    if waits:
+        state.waiting.append(request)
+    elif request.holding is not None:
         state.workers[request.holding.key.worker].memory.announce(request.holding, request.tokens)
 
 
@@ -89,6 +101,20 @@ def rewind(request: Request) -> None:
     status = RequestStatus.RUNNING if only_newest_left else RequestStatus.PREFILLING
     if status is not request.status:
         request.move_to(status)
+
+
+def take_inputs(state: SchedulerState, request: Request, given: InputAnswer | None, *, out: list[Instruction]) -> None:
+    """The prompt's positions below `kv_len` are answered; say all when all is there, and end who wanted no more."""
+    account = request.account
+    assert account is not None
+    account.take(given, end=request.kv_len)
+    if not account.is_complete:
+        return
+    stream = request.spec.stream
+    out.append(PromptAnswered(stream=stream, logprobs=account.logprobs(), states=account.prompt_states()))
+    account.told()
+    if request.is_prefill_only:
+        finish(state, request, reason=FinishReason.LENGTH, out=out)
 
 
 def finish(

@@ -10,11 +10,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import Message
 
 from protos.forwardplane.v1 import error_pb2, generate_pb2, plan_pb2, sampling_pb2, worker_pb2
 from protos.wire.codec import checksum, encode_plan, encode_result, worker_info_to_proto
+from protos.wire.delta_making import changes_of
+from protos.wire.digest import plan_digest
 from protos.wire.enums import GraphPhase, GraphRefusal
 from protos.wire.plan import ForwardPlan, GraphChoice, Mask, MaskColumns, WriteWindow
 from protos.wire.result import ForwardResult
@@ -55,6 +58,7 @@ def plan_cases() -> dict[str, ForwardPlan]:
         "mixed": plans.make_mixed_plan(),
         "rich": plans.make_rich_plan(plans.make_full_info(logits_width=50000)),
         "delta": plans.make_decode_plan(2, seq=2, delta=plans.make_delta(delta_base, digest=bytes(range(16)))),
+        "delta-changes": _changes(),
         "later-rounds": later,
     }
 
@@ -64,7 +68,11 @@ def result_cases() -> dict[str, ForwardResult]:
 
 
 def info_cases() -> dict[str, WorkerInfo]:
-    return {"plain": plans.make_info(), "full": plans.make_full_info()}
+    return {
+        "plain": plans.make_info(),
+        "full": plans.make_full_info(limits=plans.make_limits()),
+        "hidden-states": plans.make_full_info(),
+    }
 
 
 def fixtures() -> dict[str, bytes]:
@@ -77,6 +85,7 @@ def fixtures() -> dict[str, bytes]:
         bodies[f"{message.DESCRIPTOR.name}.plain"] = _serialize(message)
     bodies |= {f"{m.DESCRIPTOR.name}.{name}": _serialize(m) for name, m in _other_choices().items()}
     bodies |= {f"{message.DESCRIPTOR.name}.echo": _serialize(message) for message in _echo_messages()}
+    bodies |= {f"{message.DESCRIPTOR.name}.prompt": _serialize(message) for message in _prompt_messages()}
     return {f"{name}.bin": body for name, body in bodies.items()}
 
 
@@ -220,6 +229,26 @@ def _echo_messages() -> list[Message]:
     ]
 
 
+def _prompt_messages() -> list[Message]:
+    """Log-probabilities and hidden states of prompts: added after the first release."""
+    states = generate_pb2.HiddenStates(dtype="float32", hidden_size=1, first_pos=2, states=bytes(4))
+    answered: dict[str, Any] = {
+        "prompt_logprobs": [_token_logprob()],
+        "prompt_first_pos": 1,
+        "hidden_states": states,
+    }
+    return [
+        generate_pb2.GenerateRequest(
+            text="x",
+            prompt_logprobs=generate_pb2.PromptLogprobOptions(top=5, start=2),
+            hidden_states=generate_pb2.HIDDEN_STATE_SELECTION_FULL,
+        ),
+        generate_pb2.GenerateChunk(**answered),
+        generate_pb2.Generation(**answered),
+        generate_pb2.EmbedRequest(pooling="mean", normalize=False),
+    ]
+
+
 def _small_caller_messages() -> list[Message]:
     return [
         generate_pb2.AbortRequest(request_id="r"),
@@ -297,6 +326,22 @@ def _other_choices() -> dict[str, Message]:
         "opened": worker_pb2.ExecuteReply(opened=worker_pb2.Opened(expected_seq=4)),
         "drain": worker_pb2.ExecuteReply(drain=worker_pb2.DrainNotice(reason="shutdown")),
     }
+
+
+def _changes() -> ForwardPlan:
+    """A rich plan as the changes of the one before it: one row in full, the others from their base rows."""
+    info = plans.make_full_info()
+    base, plan = plans.make_rich_plan(info, seq=8), plans.make_rich_plan(info, seq=9)
+    plan = plans.with_element(plan, "rows.attempts", 1, 77)
+    changes = changes_of(
+        plan,
+        base,
+        digest=plan_digest(plan),
+        base_digest=plan_digest(base),
+        page_sizes=[pool.page_size for pool in info.sub_pools],
+    )
+    assert changes is not None
+    return changes
 
 
 def main(argv: list[str], say: Callable[[str], object] = print) -> int:

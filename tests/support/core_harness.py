@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from protos.wire.codec import encode_plan
 from protos.wire.enums import FinishReason, RowFailure
+from protos.wire.limits import MAX_PLAN_BYTES
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanRejection
 from protos.wire.worker_info import WorkerInfo
@@ -15,6 +17,7 @@ from scheduler_svc.core.events import (
     Instruction,
     MaskReady,
     NeedMask,
+    PromptAnswered,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
@@ -33,6 +36,7 @@ from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState, check_invariants
 from tests.support.fake_worker import Draw, FakeWorker, RowRules, expected_output, mix
 from tests.support.plans import CORE_FEATURES, full_sub_pool, make_info, make_limits
+from worker_svc.executor import Executor
 
 NEVER = 1e9
 
@@ -40,7 +44,13 @@ NEVER = 1e9
 def small_info(
     *, num_pages: int = 65, page_size: int = 4, window: int = 1, logits_width: int = 97, **changes: object
 ) -> WorkerInfo:
-    limits = {"window": window, "context_tokens": 1024, "max_rows": 64, "max_tokens": 128}
+    limits = {
+        "window": window,
+        "context_tokens": 1024,
+        "max_rows": 64,
+        "max_tokens": 128,
+        "max_plan_bytes": MAX_PLAN_BYTES,
+    }
     limits |= {name: changes.pop(name) for name in list(changes) if name in limits}
     values: dict[str, object] = {
         "sub_pools": (full_sub_pool(num_pages=num_pages, page_size=page_size),),
@@ -119,13 +129,15 @@ class CoreHarness:
 
     def __init__(self, settings: CoreSettings | None = None) -> None:
         self.state = SchedulerState.create(settings or CoreSettings())
+        self.steps = 0
         self.now = 0.0
         self.infos: dict[str, WorkerInfo] = {}
-        self.workers: dict[str, FakeWorker] = {}
+        self.workers: dict[str, Executor] = {}
         self.pending: dict[str, deque[ForwardPlan]] = {}
         self.specs: dict[StreamKey, RequestSpec] = {}
         self.outputs: dict[StreamKey, list[int]] = {}
         self.logprobs: dict[StreamKey, list[object]] = {}
+        self.prompts: dict[StreamKey, PromptAnswered] = {}
         self.ends: dict[StreamKey, RequestFinished | RequestRefused] = {}
         self.plans: list[tuple[str, ForwardPlan]] = []
         self.masks: deque[NeedMask] = deque()
@@ -135,6 +147,7 @@ class CoreHarness:
         self.reject: Callable[[ForwardPlan], PlanRejection | None] = lambda plan: None
 
     def step(self, *events: Event) -> list[Instruction]:
+        self.steps += 1
         out = step(self.state, events, self.now)
         check_invariants(self.state)
         for instruction in out:
@@ -145,11 +158,14 @@ class CoreHarness:
         info = info or self.infos.get(name) or small_info()
         self.infos[name] = info
         self.terms[name] = self.terms.get(name, 0) + 1
-        self.workers[name] = FakeWorker(
-            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
-        )
+        self.workers[name] = self.make_worker(info)
         self.pending[name] = deque()
         return self.step(WorkerAttached(name, info, 1, self.terms[name]))
+
+    def make_worker(self, info: WorkerInfo) -> Executor:
+        return FakeWorker(
+            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
+        )
 
     def lose(self, name: str = "w0") -> list[Instruction]:
         del self.workers[name]
@@ -205,6 +221,11 @@ class CoreHarness:
         match instruction:
             case SendPlan(worker, plan):
                 self._record_plan(worker, plan)
+            case PromptAnswered():
+                assert instruction.stream not in self.ends, "an answer after the last word"
+                assert instruction.stream not in self.prompts, "a prompt answered twice"
+                assert not self.outputs.get(instruction.stream), "a prompt answered after its first token"
+                self.prompts[instruction.stream] = instruction
             case TokensReleased():
                 got = self.outputs.setdefault(instruction.stream, [])
                 assert instruction.stream not in self.ends, "a token after the last word"
@@ -216,12 +237,14 @@ class CoreHarness:
                 self.ends[instruction.stream] = instruction
             case NeedMask():
                 assert instruction.stream not in self.ends, "a mask wanted after the last word"
-                assert instruction.output_ids.tolist() == self.output(instruction.stream.stream_id)
+                assert instruction.output_ids.tolist() == self.outputs.get(instruction.stream, [])
                 self.masks.append(instruction)
 
     def _record_plan(self, worker: str, plan: ForwardPlan) -> None:
         live = {request.handle for request in self.state.streams.values()}
         handles = set(plan.rows.handles.tolist())
         assert handles <= live or worker not in self.state.workers, "a plan with a request that had ended"
+        limit = self.infos[worker].limits.max_plan_bytes
+        assert limit == MAX_PLAN_BYTES or len(encode_plan(plan)) <= limit, "a plan larger than its worker takes"
         self.plans.append((worker, plan))
         self.pending[worker].append(plan)

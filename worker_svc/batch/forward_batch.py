@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protos.wire.enums import ForwardMode, GraphRefusal
+from protos.wire.enums import ForwardMode, GraphRefusal, HiddenMode
 from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_mode import traits_of
 from worker_svc.batch.owned import Array, frozen_copy, is_same, with_tail
@@ -65,6 +65,13 @@ class ForwardBatch:
     padding: PaddingCounts | None = None
 
     @property
+    def wants_all_hidden(self) -> bool:
+        """Whether the final hidden state of every token is needed, not only of each row's last."""
+        if self.hidden is not None and self.hidden.mode >= HiddenMode.FULL:
+            return True
+        return self.logprobs is not None and self.logprobs.prompt is not None
+
+    @property
     def num_reqs(self) -> int:
         """Rows, padding included."""
         return len(self.seq_lens_host)
@@ -78,6 +85,11 @@ class ForwardBatch:
     def num_logits(self) -> int:
         """K, padding included."""
         return self.logits_rows.shape[0]
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether layers run at all."""
+        return traits_of(self.forward_mode).runs_model
 
     @property
     def real_reqs(self) -> int:
@@ -100,15 +112,6 @@ class ForwardBatch:
             return self.extend.extend_lens_host
         return np.ones(self.num_reqs, np.int32)
 
-    def wants_logits_host(self) -> Array:
-        """[num_logits] bool: rows of `logits_rows` of which more than the arg-max is needed."""
-        wants = np.zeros(self.num_logits, bool)
-        if self.sampling is not None:
-            wants[: self.real_logits] = ~self.sampling.is_greedy()
-        if self.logprobs is not None:
-            wants[: self.real_logits] |= self.logprobs.is_wanted()
-        return wants
-
     def check(self) -> None:
         """Assert that fields, groups and the mode's traits agree. Reads the device: for tests."""
         assert self.input_ids.shape == self.positions.shape == (self.num_tokens,)
@@ -125,7 +128,7 @@ class ForwardBatch:
         if self.sampling is not None:
             self.sampling.check(num_reqs=self.real_reqs, num_logits=self.real_logits)
         if self.logprobs is not None:
-            self.logprobs.check(num_logits=self.real_logits)
+            self.logprobs.check(num_reqs=self.real_reqs, num_tokens=self.real_tokens, num_logits=self.real_logits)
         if self.hidden is not None:
             self.hidden.check(num_reqs=self.num_reqs)
         if self.padding is not None:

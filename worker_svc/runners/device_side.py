@@ -17,8 +17,9 @@ from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
+from worker_svc.runners.model_stack import ModelStack
 from worker_svc.runners.native_stack import NativeStack
+from worker_svc.runners.stack_settings import StackSettings
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class DeviceSide:
     geometries: tuple[KVGeometry, ...]
     """Of every sub-pool."""
     config: ModelConfig
+    state_bytes: int
+    """Of one token's final hidden state."""
     kernels: str
     """For people: start line, metric, benchmark rows."""
 
@@ -95,8 +98,9 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         translator=stack.translator,
         canary=stack.canary,
         geometries=stack.geometries,
-        config=stack.config,
-        kernels=stack.description,
+        config=stack.weights.config,
+        state_bytes=stack.weights.config.hidden_size * DTYPES[settings.dtype].itemsize,
+        kernels=stack.weights.model.describe(),
     )
 
 
@@ -113,6 +117,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         canary=stack.canary,
         geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
+        state_bytes=stack.loaded.config.hidden_size * dtype.itemsize,
         kernels=stack.description,
     )
 

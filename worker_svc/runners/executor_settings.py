@@ -35,5 +35,17 @@ class ExecutorSettings:
     """Most rows of a plan."""
     max_tokens: int = 2048
     """Most tokens of a plan."""
+    window: int = 2
+    """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores, or as many of them as shorten native steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenSettings:
+    """Which final hidden states rows may ask for, and which every forward keeps: `null`, `last` or `full`."""
+
+    max_hidden_mode: str = "full"
+    """Highest that a row of a plan may ask for."""
+    capture_hidden_mode: str = "null"
+    """What every forward keeps at least; not above `max_hidden_mode`."""

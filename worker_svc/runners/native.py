@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kernels.errors import KernelError
 from kernels.native_model import NativeModel, StepInput, StepOutput, StepPages
@@ -15,7 +16,7 @@ from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.page_group import PageGroup
-from worker_svc.batch.row_groups import BestLogits
+from worker_svc.batch.row_groups import BestLogits, wants_logits
 from worker_svc.model_runner import RunnerOutput
 from worker_svc.runners.thread_choice import ThreadChoice
 
@@ -25,10 +26,10 @@ class NativeRunner:
 
     replays_graphs = False
 
-    def __init__(self, model: NativeModel, threads: ThreadChoice | None = None) -> None:
-        """Of `model`. `threads` chooses how many each step gets; None: as many as the pool has."""
+    def __init__(self, model: NativeModel, *, most_threads: int | None = None) -> None:
+        """Steps get up to `most_threads`, as many as measured times say; None: as many as the pool has."""
         self._model = model
-        self._threads = threads
+        self._threads = None if most_threads is None else ThreadChoice(most_threads)
 
     def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
         """Never."""
@@ -40,8 +41,8 @@ class NativeRunner:
         Raises:
             DeviceFault: the kernels refused what validation let through; nothing was computed.
         """
-        wants_logits = batch.wants_logits_host()
-        inputs = _step_input(batch, wants_logits=wants_logits)
+        wanted = wants_logits(batch.sampling, batch.logprobs, num_logits=batch.num_logits)
+        inputs = _step_input(batch, wanted=wanted)
         try:
             output = self._step(inputs)
         except KernelError as error:
@@ -54,9 +55,21 @@ class NativeRunner:
             best=BestLogits(
                 ids=output.best_ids.astype(np.int64),
                 values=output.best_logits,
-                places=np.where(wants_logits, np.cumsum(wants_logits) - 1, -1),
+                places=np.where(wanted, np.cumsum(wanted) - 1, -1),
             ),
+            hidden=None if output.all_hidden is None else torch.from_numpy(output.all_hidden),
         )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of final hidden states.
+
+        Raises:
+            DeviceFault: the kernels refused.
+        """
+        try:
+            return torch.from_numpy(self._model.logits(hidden.numpy()))
+        except KernelError as error:
+            raise DeviceFault(f"native kernels: {error}") from error
 
     def _step(self, inputs: StepInput) -> StepOutput:
         if self._threads is None:
@@ -71,7 +84,7 @@ class NativeRunner:
         return output
 
 
-def _step_input(batch: ForwardBatch, *, wants_logits: np.ndarray) -> StepInput:
+def _step_input(batch: ForwardBatch, *, wanted: np.ndarray) -> StepInput:
     qo_indptr = np.zeros(batch.num_reqs + 1, np.int32)
     np.cumsum(batch.query_lens_host(), out=qo_indptr[1:])
     return StepInput(
@@ -81,8 +94,9 @@ def _step_input(batch: ForwardBatch, *, wants_logits: np.ndarray) -> StepInput:
         seq_lens=batch.seq_lens_host,
         pages=tuple(_step_pages(group) for group in batch.page_groups),
         out_tokens=batch.logits_rows.numpy().astype(np.int32),
-        wants_logits=wants_logits,
+        wants_logits=wanted,
         wants_hidden=True,
+        wants_all_hidden=batch.wants_all_hidden,
     )
 
 

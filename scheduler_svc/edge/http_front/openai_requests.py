@@ -204,7 +204,24 @@ class CompletionRequest(CallFields, SamplingFields, StopFields):
     echo: bool | None = None
 
 
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
+class EmbeddingRequest(_Fields):
+    """Body of /v1/embeddings."""
+
+    neutral: ClassVar[Neutral] = MappingProxyType({"dimensions": ()})
+
+    model: str | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: Int32 | None = None
+    input: Annotated[
+        list[Prompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS_PER_CALL), BeforeValidator(_prompts)
+    ]
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+
+
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, EmbeddingRequest)
 
 
 def parse_request(body: bytes, model: type[RequestT]) -> RequestT:
