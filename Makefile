@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model demo serve test check static format format-check lint types contracts gen gpu bench clean
+.PHONY: help setup setup-dev model demo serve test check static format format-check lint types contracts gen gpu bench bench-peers clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -79,6 +79,9 @@ gpu: setup-dev  ## tests that need a CUDA device and flashinfer-python
 
 bench: setup-dev model  ## figures of tests/bench
 	$(BIN)/python -m pytest -m bench -s tests/bench
+
+bench-peers: setup-dev model  ## ratios to llama.cpp and vLLM on the same weights (builds them under build/peers)
+	$(BIN)/python -m tests.bench.bench_peers $(BENCH_PEERS)
 
 clean:  ## remove the environment and caches, keep fetched models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
