@@ -1,4 +1,4 @@
-"""`make bench-peers`: this engine beside others on the same weights in one run: bare steps, then streams over a network.
+"""`make bench-peers`: this engine beside others on the same weights in one run: bare steps, then streams.
 
 Peers are built in environments of their own under build/peers. Every figure alternates with its peer's over several
 rounds; ratios are of medians. Prints a table with the CPU use of neighbours and writes build/bench_peers.{json,png}.
