@@ -86,7 +86,7 @@ def page(profiles: list[Profile], *, kernels: str, ceilings: Ceilings, busy: flo
     lines = [
         "# Where a step's time goes",
         "",
-        "Made by `python -m tests.bench.profile_steps`: SmolLM2-135M (Q4_1), bare steps of the native kernels, medians.",
+        "Made by `python -m tests.bench.profile_steps`: SmolLM2-135M (Q4_1), medians of the kernels' bare steps.",
         f"Kernels: {kernels}. Other work had the machine {busy:.0f} % busy beforehand: trust shares over milliseconds.",
         "",
         f"Ceilings of these threads: {ceilings.read_bytes / 1e9:.1f} GB/s read from memory, "
@@ -104,7 +104,7 @@ def page(profiles: list[Profile], *, kernels: str, ceilings: Ceilings, busy: flo
         )
     lines += [
         "",
-        "Least to read, at the ceiling: packed weights once, and the KV that the rows attend to. Least to multiply: the",
+        "Least to read, at the ceiling: packed weights once, and the KV that the rows attend to. Least to multiply:",
         "products of the layers, and of the output layer for rows that sample; attention's own float32 is in neither.",
     ]
     return "\n".join(lines) + "\n"
