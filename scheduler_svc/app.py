@@ -49,7 +49,11 @@ async def run_core(config: SchedulerConfig) -> int:
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
     links = _links(config.links, card=card, loop=loop, metrics=metrics)
     masks = GrammarMasks(
-        grammar_greeting(folder, config.grammar), num_processes=config.grammar.grammar_processes, post=loop.masks_ready
+        grammar_greeting(folder, config.grammar),
+        num_processes=config.grammar.grammar_processes,
+        post=loop.masks_ready,
+        metrics=metrics.grammar,
+        clock=time.monotonic,
     )
     loop.connect(links=links, edges=bridge, masks=masks)
     lifecycle = Lifecycle()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from protos.wire.enums import Feature
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, QueueFull, UnsupportedFeature
 from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.plan_size import plan_size
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
 
@@ -28,6 +29,11 @@ def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:
     if total > capacity:
         message = f"prompt and max_tokens are {total} tokens, the largest KV pool holds {capacity}"
         return NeverFits(message, field="max_tokens")
+    largest = max((plan_size(facts.info) for facts in state.known.values()), key=lambda size: size.limit)
+    if not largest.takes(spec):
+        bare = largest.least(total) <= largest.limit
+        message = f"one token of this request may take a plan of more than {largest.limit} bytes, the workers' limit"
+        return NeverFits(message, field="sampling" if bare else "max_tokens")
     return None
 
 

@@ -65,6 +65,8 @@ class Standing:
     """When it was accepted."""
     rank: tuple[float, ...] = ()
     """Its place in the waiting queue, while it waits. Set by the queue."""
+    planned_seq: int = 0
+    """The last plan of its worker that had a row of it; 0: none yet."""
     has_run: bool = False
     """It had pages before."""
     is_paused: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import never_fits, refusal
+from scheduler_svc.core.attachment import attach
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     CacheFlushed,
@@ -28,7 +29,6 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
 from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, requeue, resume
-from scheduler_svc.core.worker_state import attach
 
 
 def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Instruction]:

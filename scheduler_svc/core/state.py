@@ -11,6 +11,7 @@ from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.wait_reasons import LastLook
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.memory_check import check_memory
@@ -44,6 +45,8 @@ class SchedulerState:
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
     queue_rate: QueueRate = field(default_factory=QueueRate)
+    last_look: LastLook = field(default_factory=LastLook)
+    """Why those wait who wait."""
     next_handle: int = 1
     counters: CoreCounters = field(default_factory=CoreCounters)
 

@@ -34,6 +34,7 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     request.move_to(RequestStatus.PREFILLING)
     request.holding = memory.reserve(request.tokens, match, trusts_cache=use.is_trusting)
     request.kv_len = request.planned_len = len(request.holding.path) * memory.page_size
+    request.standing.planned_seq = 0
     worker.running[request.handle] = request
     use.matches.clear()
     state.counters.cache.queried_tokens += request.sampled_len
