@@ -13,10 +13,11 @@ def _rank(request: Request) -> Rank:
 
 
 class WaitingQueue:
-    """Ordered; `tokens` is the sum of what the requests have to prefill, if nothing is cached."""
+    """Ordered. Sums: `tokens` to prefill if nothing is cached, and `output_tokens` that are expected."""
 
     def __init__(self, policy: SchedulePolicy) -> None:
         self.tokens = 0
+        self.output_tokens = 0.0
         self._policy = policy
         self._shares = FairShares()
         self._queues: dict[bytes, list[Request]] = {}
@@ -45,6 +46,7 @@ class WaitingQueue:
         del queue[bisect_left(queue, _rank(request), key=_rank)]
         self.tokens -= request.sampled_len
         self._count -= 1
+        self.output_tokens = self.output_tokens - request.standing.expected_output if self._count else 0.0
         if not queue:
             del self._queues[domain]
             self._shares.leave(domain)
@@ -68,4 +70,5 @@ class WaitingQueue:
         request.standing.rank = self._policy.rank(request)
         insort(queue, request, key=_rank)
         self.tokens += request.sampled_len
+        self.output_tokens += request.standing.expected_output
         self._count += 1
