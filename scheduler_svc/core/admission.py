@@ -119,8 +119,8 @@ def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
         return None
     left_s = max(left_s, 0.0)
     message = (
-        f"it would wait about {expected.wait_s:.1f} s and then take {expected.takes_s:.1f} s; it has {left_s:.1f} s, of "
-        f"which it may wait {_WAIT_SHARE * left_s:.1f} s"
+        f"it would wait about {expected.wait_s:.1f} s and then take {expected.takes_s:.1f} s; it has {left_s:.1f} s, "
+        f"of which it may wait {_WAIT_SHARE * left_s:.1f} s"
     )
     return queue_full(state, spec, message=message, field="deadline")
 

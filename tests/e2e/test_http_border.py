@@ -166,6 +166,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "valid dictionary",
     ),
+    (CHAT, {"messages": MESSAGES, "structured_outputs": []}, "structured_outputs", "it should be an object"),
     (CHAT, {"messages": MESSAGES, "structured_outputs": {}}, "structured_outputs", "it has none"),
     (
         CHAT,
@@ -241,16 +242,26 @@ async def test_what_is_no_json_object_is_refused(tmp_path: Path) -> None:
         b'"a"',
         b'{"prompt": "\\ud800"}',
         b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a"} {}',
+        b'{"prompt": "\xff"}',
+        b'\xef\xbb\xbf{"prompt": "a"}',
     )
     async with front(tmp_path) as (edge, session):
         for body in bodies:
             status, error = await refused(session.post(COMPLETION, data=body, headers=JSON))
             assert (status, error["code"]) == (400, "invalid_request"), body[:20]
-        status, error = await refused(
-            session.post(COMPLETION, data=b'{"prompt": "a", "temperature": NaN}', headers=JSON)
-        )
-        assert (status, error["param"]) == (400, "temperature")
-        assert edge.metric("request_rejections_total", reason="INVALID_REQUEST") == len(bodies) + 1
+        for sent, param in (
+            (b'{"prompt": "a", "temperature": NaN}', "temperature"),
+            (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
+            (b'{"prompt": "a", "seed": 1e400}', "seed"),
+            (b'{"prompt": "a", "prompt": "b"}', "prompt"),
+            (b'{"prompt": "a", "logit_bias": {"5": 1e400}}', "logit_bias[5]"),
+        ):
+            status, error = await refused(session.post(COMPLETION, data=sent, headers=JSON))
+            assert (status, error["param"]) == (400, param), sent
+        assert edge.metric("request_rejections_total", reason="INVALID_REQUEST") == len(bodies) + 5
 
 
 async def test_other_content_types_and_encodings_are_415(tmp_path: Path) -> None:

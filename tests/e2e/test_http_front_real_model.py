@@ -115,6 +115,18 @@ def test_outputs_match_what_was_asked_whole_and_streamed(client):
     assert caught.value.param == "structured_outputs.grammar"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_stop_string_inside_a_known_answer_cuts_it_there(client, grpc, is_streamed):
+    case = next(case for case in CASES if case["kind"] == "raw")
+    text = grpc.detokenize(case["greedy_ids"][:MAX_TOKENS])
+    middle = text[len(text) // 2 :][:3]
+    asked = {"model": MODEL, "prompt": case["prompt"], "max_tokens": MAX_TOKENS, "temperature": 0, "echo": True}
+    made = client.completions.create(stop=["never there", middle, middle + "!"], stream=is_streamed, **asked)
+    parts = list(made) if is_streamed else [made]
+    assert "".join(part.choices[0].text for part in parts) == case["prompt"] + text[: text.index(middle)]
+    assert (parts[-1].choices[0].finish_reason, parts[-1].choices[0].stop_reason) == ("stop", middle)
+
+
 def test_bias_and_lists_decide_what_comes(client, grpc):
     wanted, other = grpc.tokenize(" yes")[0], grpc.tokenize(" no")[0]
     asked = {"model": MODEL, "prompt": "Is it so?", "max_tokens": 3, "temperature": 0}

@@ -96,7 +96,8 @@ def _refusal(problem: ErrorDetails) -> EngineError:
             field += f".{step[:_MAX_SHOWN_CHARS]}" if field else step[:_MAX_SHOWN_CHARS]
     if problem["type"] == _NOT_OFFERED:
         return UnsupportedFeature(f"{field} {problem['msg']}", field=field)
-    says = problem["msg"] if problem["type"] == _UNKNOWN else f"is refused: {problem['msg']}"
+    told = "it should be an object" if problem["type"] == "model_type" else problem["msg"]
+    says = told if problem["type"] == _UNKNOWN else f"is refused: {told}"
     return InvalidRequest(f"{field or 'the body'} {says}", field=field)
 
 

@@ -15,8 +15,8 @@ from protos.wire.errors import InvalidRequest
 from protos.wire.limits import MAX_CHOICES
 from scheduler_svc.edge.http_front.closed_fields import HIDDEN_TAG, ClosedFields, Neutral
 
-GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "choice.texts", "choice")
-"""Of our requests; the first that another one begins with comes later."""
+GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "choice.texts", "choice", "grammar")
+"""As errors name them, the core's as well; a name comes before the beginning of it."""
 _ANY_OBJECT = '{"type":"object"}'
 _SCHEMA_FIELD = "response_format.json_schema.schema"
 

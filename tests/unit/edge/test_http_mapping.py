@@ -249,6 +249,7 @@ def test_any_json_is_understood_or_refused(data: st.DataObject) -> None:
             "requests[0].json_schema",
             "response_format.json_schema.schema",
         ),
+        (body(prompt="a", structured_outputs={"choice": ["a"]}), "grammar", "structured_outputs.choice"),
         (body(prompt="a", structured_outputs={"json": {}}), "requests[0].json_schema", "structured_outputs.json"),
         (body(prompt="a", structured_outputs={"regex": "("}), "requests[0].regex", "structured_outputs.regex"),
         (body(prompt="a", structured_outputs={"grammar": "("}), "requests[0].ebnf", "structured_outputs.grammar"),
