@@ -96,6 +96,7 @@ class Admission:
         self.check_gate()
         facts = self._link.facts
         validate_generate(request, facts)
+        self._encoder.check_length(request, facts)
         await self._encoder.check_grammar(request)
         prompt_ids = await self._encoder.prompt_ids(request)
         prompt_text = await self._encoder.prompt_text(request, prompt_ids) if request.echo else None

@@ -264,6 +264,13 @@ async def test_what_is_no_json_object_is_refused(tmp_path: Path) -> None:
         assert edge.metric("request_rejections_total", reason="INVALID_REQUEST") == len(bodies) + 5
 
 
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(tmp_path: Path) -> None:
+    async with front(tmp_path) as (_, session):
+        status, error = await refused(session.post(COMPLETION, json={"prompt": "a" * 100_000}))
+        assert (status, error["param"]) == (400, "prompt")
+        assert "tokens or more; the context of 128" in error["message"]
+
+
 async def test_other_content_types_and_encodings_are_415(tmp_path: Path) -> None:
     async with front(tmp_path) as (edge, session):
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):

@@ -39,6 +39,7 @@ def test_any_ids(ids: list[int], keep_special: bool) -> None:
 @given(text=st.text(max_size=60))
 def test_no_part_of_a_text_breaks_a_character(text: str) -> None:
     ids = tokenizer().encode(text)
+    assert tokenizer().least_tokens(text) <= len(ids)
     given_parts = parts(ids, keep_special=True)
     whole = tokenizer().decode(ids, keep_special=True)
     assert "".join(given_parts) == whole
