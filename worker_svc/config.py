@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.logs import LEVELS
-from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
+from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -46,6 +46,28 @@ class Kernels(StrEnum):
     """The native kernels where they can run, else torch, which is logged."""
     NATIVE = "native"
     TORCH = "torch"
+
+
+class Attention(StrEnum):
+    """What computes attention where torch computes the rest."""
+
+    AUTO = "auto"
+    """The fastest that keeps the promise of the numerics; what is passed over is logged."""
+    TORCH = "torch"
+    TILED = "tiled"
+    NATIVE = "native"
+    FLASHINFER = "flashinfer"
+
+
+class KVCanary(StrEnum):
+    """What happens when a KV slot does not hold what it should."""
+
+    OFF = "off"
+    """Nothing is checked."""
+    COUNT = "count"
+    """It is logged and counted, and the row goes on."""
+    REFUSE = "refuse"
+    """The row fails, writes nothing, and is computed anew."""
 
 
 class Dtype(StrEnum):
@@ -89,11 +111,30 @@ class ExecutorConfig(ConfigGroup):
     numerics: Numerics = Field(default=Numerics.FAST, description="Which promise results carry.")
     dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of activations and KV.")
     kernels: Kernels = Field(default=Kernels.AUTO, description="What computes fast numerics on the CPU.")
+    prefill_attention: Attention = Field(default=Attention.AUTO, description="Attention of every step but decode.")
+    decode_attention: Attention = Field(default=Attention.AUTO, description="Attention of decode steps.")
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
     num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the memory free at start that weights, graphs and KV pools may take; excludes kv_bytes "
+        "and num_pages; unset = on the CPU a quarter of what the weights leave, on a GPU 0.9.",
+    )
+    graph_memory_file: UserPath = Field(
+        default=Path("~/.cache/forwardplane/graph_memory.json"),
+        description="File that remembers how much memory captured graphs take.",
+    )
+    kv_canary: KVCanary = Field(
+        default=KVCanary.OFF, description="Check on every read that KV slots hold the tokens they should."
+    )
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")
     max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
     max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
+    window: int = Field(
+        default=2, ge=1, le=MAX_WINDOW, description="Plans in flight: 2 = the next one is here when one ends; 1 = none."
+    )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
     )
@@ -102,6 +143,8 @@ class ExecutorConfig(ConfigGroup):
     def _check_pool(self) -> "ExecutorConfig":
         if self.kv_bytes is not None and self.num_pages is not None:
             raise ValueError("kv_bytes and num_pages exclude each other")
+        if self.memory_fraction is not None and (self.kv_bytes is not None or self.num_pages is not None):
+            raise ValueError("memory_fraction excludes kv_bytes and num_pages")
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
         return self

@@ -48,7 +48,7 @@ ROWS = (
     *_required(U8, "samples"),
     *_optional(U32, "sample_indices", "dp_ranks"),
     *_optional(U8, "hidden_modes"),
-    *_optional(U64, "canary_seeds", "length_source_seqs"),
+    *_optional(U64, "canary_seeds", "canary_hashes", "length_source_seqs"),
     *_optional(U32, "length_source_rows"),
 )
 TOKENS = (
@@ -85,7 +85,7 @@ LOGPROBS = (
     *_optional(U32, "target_indptr"),
     *_optional(I32, "target_ids", beside="target_indptr"),
 )
-DELTA = _required(U32, "base_rows")
+DELTA = (*_required(U32, "base_rows"), *_required(U8, "present"))
 WRITE_WINDOW = _optional(U32, "flat_index")
 
 RESULT_ROWS = (

@@ -192,7 +192,7 @@ def _place_waiting(state: SchedulerState, out: list[Instruction]) -> set[str]:
     for request in _in_order(state, this.desks):
         if this.is_over:
             break
-        if not request.standing.is_paused and not request.awaits_mask:
+        if not request.awaits_mask:
             this.offer(request)
     this.end()
     for request in this.late:

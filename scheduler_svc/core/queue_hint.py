@@ -28,7 +28,7 @@ def forecast(state: SchedulerState, spec: RequestSpec) -> Forecast | None:
     tokens_s = sum(1 / look.token_s for look in known)
     own_tokens = len(spec.prompt_ids) + state.foresight.outputs.expected(spec.max_tokens)
     takes_s = min(look.takes_s(len(spec.prompt_ids), spec.max_tokens) for look in known)
-    return Forecast((waiting.tokens + waiting.output_tokens) / tokens_s, takes_s, own_tokens / tokens_s)
+    return Forecast((waiting.asking_tokens + waiting.asking_outputs) / tokens_s, takes_s, own_tokens / tokens_s)
 
 
 def queue_full(state: SchedulerState, spec: RequestSpec, *, message: str, field: str) -> QueueFull:

@@ -89,6 +89,9 @@ def check_invariants(state: SchedulerState) -> None:
     live = sorted(request.handle for request in state.streams.values())
     _require(sorted(request.handle for request in waiting + running) == live, "a request is in one place")
     _require(state.waiting.tokens == sum(request.sampled_len for request in waiting), "waiting tokens are counted")
+    asking = [request for request in waiting if not request.standing.is_paused]
+    _require(state.waiting.asking_tokens == sum(request.sampled_len for request in asking), "asking tokens are counted")
+    _require(state.waiting.is_asking == bool(asking), "paused requests are counted")
     for request in waiting:
         _require(request.status is RequestStatus.WAITING, "a queued request waits")
         _require(request.holding is None and request.planned_len == request.kv_len == 0, "a queued request has no KV")

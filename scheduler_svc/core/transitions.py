@@ -69,6 +69,7 @@ def pause(state: SchedulerState, request: Request) -> None:
     if waits:
         state.waiting.remove(request)
     standing.is_paused = True
+    standing.queued_at = state.now
     standing.seniority = state.next_handle
     state.next_handle += 1
     if waits:
@@ -79,8 +80,15 @@ def pause(state: SchedulerState, request: Request) -> None:
 
 def resume(state: SchedulerState, request: Request) -> None:
     """The reader has caught up."""
+    if not request.standing.is_paused:
+        return
+    waits = request.status is RequestStatus.WAITING
+    if waits:
+        state.waiting.remove(request)
     request.standing.is_paused = False
-    if request.holding is not None:
+    if waits:
+        state.waiting.append(request)
+    elif request.holding is not None:
         state.workers[request.holding.key.worker].memory.announce(request.holding, request.tokens)
 
 

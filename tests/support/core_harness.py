@@ -35,6 +35,7 @@ from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState, check_invariants
 from tests.support.fake_worker import Draw, FakeWorker, RowRules, expected_output, mix
 from tests.support.plans import CORE_FEATURES, full_sub_pool, make_info, make_limits
+from worker_svc.executor import Executor
 
 NEVER = 1e9
 
@@ -127,9 +128,10 @@ class CoreHarness:
 
     def __init__(self, settings: CoreSettings | None = None) -> None:
         self.state = SchedulerState.create(settings or CoreSettings())
+        self.steps = 0
         self.now = 0.0
         self.infos: dict[str, WorkerInfo] = {}
-        self.workers: dict[str, FakeWorker] = {}
+        self.workers: dict[str, Executor] = {}
         self.pending: dict[str, deque[ForwardPlan]] = {}
         self.specs: dict[StreamKey, RequestSpec] = {}
         self.outputs: dict[StreamKey, list[int]] = {}
@@ -143,6 +145,7 @@ class CoreHarness:
         self.reject: Callable[[ForwardPlan], PlanRejection | None] = lambda plan: None
 
     def step(self, *events: Event) -> list[Instruction]:
+        self.steps += 1
         out = step(self.state, events, self.now)
         check_invariants(self.state)
         for instruction in out:
@@ -153,11 +156,14 @@ class CoreHarness:
         info = info or self.infos.get(name) or small_info()
         self.infos[name] = info
         self.terms[name] = self.terms.get(name, 0) + 1
-        self.workers[name] = FakeWorker(
-            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
-        )
+        self.workers[name] = self.make_worker(info)
         self.pending[name] = deque()
         return self.step(WorkerAttached(name, info, 1, self.terms[name]))
+
+    def make_worker(self, info: WorkerInfo) -> Executor:
+        return FakeWorker(
+            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
+        )
 
     def lose(self, name: str = "w0") -> list[Instruction]:
         del self.workers[name]
@@ -224,7 +230,7 @@ class CoreHarness:
                 self.ends[instruction.stream] = instruction
             case NeedMask():
                 assert instruction.stream not in self.ends, "a mask wanted after the last word"
-                assert instruction.output_ids.tolist() == self.output(instruction.stream.stream_id)
+                assert instruction.output_ids.tolist() == self.outputs.get(instruction.stream, [])
                 self.masks.append(instruction)
 
     def _record_plan(self, worker: str, plan: ForwardPlan) -> None:

@@ -1,25 +1,45 @@
 """Chooses what executes a model, torch or the native kernels, and builds it. A fallback is logged with its reason."""
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 import torch
 
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
+from worker_svc.batch.canary_guard import KVCanary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
-from worker_svc.runners.native_stack import NativeSettings, NativeStack
+from worker_svc.runners.model_stack import ModelStack
+from worker_svc.runners.native_stack import NativeStack
+from worker_svc.runners.stack_settings import StackSettings
 
 logger = logging.getLogger(__name__)
 
 KERNELS = ("auto", "native", "torch")
+
+
+class _Stack(Protocol):
+    """A device side that is built part by part; any other order than this one raises."""
+
+    def load_weights(self, folder: ModelFolder) -> None: ...
+
+    def make_pools(self) -> None: ...
+
+    def make_translator(self) -> None: ...
+
+    def make_canary(self) -> None: ...
+
+    def bind_attention(self) -> None: ...
+
+    def make_runners(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +48,9 @@ class DeviceSide:
 
     runner: ForwardRunner
     translator: IndexTranslator
-    geometry: KVGeometry
+    canary: KVCanary | None
+    geometries: tuple[KVGeometry, ...]
+    """Of every sub-pool."""
     config: ModelConfig
     kernels: str
     """For people: start line, metric, benchmark rows."""
@@ -60,52 +82,47 @@ def _threads(settings: ExecutorSettings) -> int:
 
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
+    for name in (settings.prefill_attention, settings.decode_attention):
+        if name not in {"auto", "native"}:
+            raise UnsupportedFeature(f"the native kernels have their own attention, not {name}", field="kernels")
     torch.set_num_threads(1)
-    stack = NativeStack(
-        folder,
-        NativeSettings(
-            dtype=DTYPES[settings.dtype],
-            device=torch.device(settings.device),
-            page_size=settings.page_size,
-            max_rows=settings.max_rows,
-            max_tokens=settings.max_tokens,
-            threads=_threads(settings),
-            kv_bytes=settings.kv_bytes,
-            num_pages=settings.num_pages,
-        ),
-    )
+    stack = NativeStack(settings, threads=_threads(settings))
+    with ExitStack() as undone:
+        undone.callback(stack.close)
+        _build(stack, folder)
+        undone.pop_all()
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
-        geometry=stack.geometry,
-        config=stack.config,
-        kernels=stack.description,
+        canary=stack.canary,
+        geometries=stack.geometries,
+        config=stack.weights.config,
+        kernels=stack.weights.model.describe(),
     )
 
 
 def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     torch.set_num_threads(_threads(settings))
     dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
-    stack = ModelStack(
-        StackSettings(
-            numerics=numerics_by_name(settings.numerics, dtype=dtype, device=device),
-            dtype=dtype,
-            device=device,
-            page_size=settings.page_size,
-            max_rows=settings.max_rows,
-            kv_bytes=settings.kv_bytes,
-            num_pages=settings.num_pages,
-        )
-    )
-    stack.load_weights(folder)
-    stack.make_pools()
-    stack.make_translator()
-    stack.bind_attention()
-    stack.make_runners()
+    numerics = numerics_by_name(settings.numerics, dtype=dtype, device=device)
+    threads = _threads(settings)
+    stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device, threads=threads))
+    _build(stack, folder)
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
-        geometry=stack.pool.geometry,
+        canary=stack.canary,
+        geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
-        kernels="torch",
+        kernels=stack.description,
     )
+
+
+def _build(stack: _Stack, folder: ModelFolder) -> None:
+    """Every part, in the one order that works."""
+    stack.load_weights(folder)
+    stack.make_pools()
+    stack.make_translator()
+    stack.make_canary()
+    stack.bind_attention()
+    stack.make_runners()

@@ -14,15 +14,28 @@ class ExecutorSettings:
     device: str = "cpu"
     kernels: str = "auto"
     """Of fast numerics on the CPU: `auto`: native where they can run, else torch; `native`: or fail; `torch`."""
+    prefill_attention: str = "auto"
+    """Back-end of every step but decode: `auto`, or a name that `worker_svc/attention/choice.py` knows."""
+    decode_attention: str = "auto"
+    """Back-end of decode and idle steps."""
     page_size: int = 16
     """Tokens a page."""
     kv_bytes: int | None = None
     """Size of the KV pool. Neither this nor `num_pages`: a share of the free memory."""
     num_pages: int | None = None
     """Pages of the KV pool, the sink included."""
+    memory_fraction: float | None = None
+    """Of the memory free before the load: what weights, graphs and pools may take. Excludes both sizes. None: on the
+    CPU a quarter of what the weights leave goes to the pools, on a GPU 0.9."""
+    graph_memory_file: str | None = None
+    """Where the memory of captured graphs is remembered. None: nothing is known of it."""
+    kv_canary: str = "off"
+    """Shadow of the KV pools: `off`, `count` mismatches, or `refuse` the rows that have them."""
     max_rows: int = 256
     """Most rows of a plan."""
     max_tokens: int = 2048
     """Most tokens of a plan."""
+    window: int = 2
+    """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""

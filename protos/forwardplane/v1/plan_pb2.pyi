@@ -431,6 +431,7 @@ class RowColumns(_message.Message):
     CANARY_SEEDS_FIELD_NUMBER: _builtins.int
     LENGTH_SOURCE_SEQS_FIELD_NUMBER: _builtins.int
     LENGTH_SOURCE_ROWS_FIELD_NUMBER: _builtins.int
+    CANARY_HASHES_FIELD_NUMBER: _builtins.int
     num_rows: _builtins.int
     handles: _builtins.bytes
     """u64: opaque, minted by the scheduler, echoed in the result."""
@@ -455,6 +456,10 @@ class RowColumns(_message.Message):
     length_source_seqs: _builtins.bytes
     """Speculation: rows whose length an earlier plan decides. u64 [R] plan seq, 0 = none; u32 [R] row in that plan."""
     length_source_rows: _builtins.bytes
+    canary_hashes: _builtins.bytes
+    """u64: the row's canary chain hash after position first_position - 1, which is the seed at position 0; 0 = not known.
+    Only beside canary_seeds. Absent: none is known.
+    """
     def __init__(
         self,
         *,
@@ -471,10 +476,11 @@ class RowColumns(_message.Message):
         canary_seeds: _builtins.bytes = ...,
         length_source_seqs: _builtins.bytes = ...,
         length_source_rows: _builtins.bytes = ...,
+        canary_hashes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "canary_seeds", b"canary_seeds", "dp_ranks", b"dp_ranks", "extend_lens", b"extend_lens", "first_positions", b"first_positions", "handles", b"handles", "hidden_modes", b"hidden_modes", "length_source_rows", b"length_source_rows", "length_source_seqs", b"length_source_seqs", "num_rows", b"num_rows", "sample_indices", b"sample_indices", "samples", b"samples", "seq_lens", b"seq_lens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "canary_hashes", b"canary_hashes", "canary_seeds", b"canary_seeds", "dp_ranks", b"dp_ranks", "extend_lens", b"extend_lens", "first_positions", b"first_positions", "handles", b"handles", "hidden_modes", b"hidden_modes", "length_source_rows", b"length_source_rows", "length_source_seqs", b"length_source_seqs", "num_rows", b"num_rows", "sample_indices", b"sample_indices", "samples", b"samples", "seq_lens", b"seq_lens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -798,28 +804,48 @@ Global___LogprobColumns: _TypeAlias = LogprobColumns  # noqa: Y015
 
 @_typing.final
 class PlanDelta(_message.Message):
-    """This plan names only what changed since a base plan the worker may still hold. Soft state: NEED_FULL otherwise."""
+    """This plan names only what changed since a base plan the worker may still hold. Soft state: NEED_FULL otherwise.
+
+    F = rows in full. `rows.num_rows` is F, and these columns are there for rows in full only, the others' being the base
+    row's (neutral where the base has none): handles, attempts, sample_indices, dp_ranks, hidden_modes, canary_seeds; all of
+    `sampling` (bias: CSR over F); repetition, frequency, presence, and the prompt's CSR (over F). The other columns of
+    `rows`, and `tokens`, `masks`, `logprobs`, `page_operations` are there for all R rows, but that first_positions,
+    last_page_lens and written_pages are absent: they follow. A page table lists what a row has beyond the pages of its base
+    row, less those below start_positions; `penalties.output_*` the entries that are new or have another count. A CSR table
+    of empty rows is absent.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BASE_SEQ_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     BASE_ROWS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PRESENT_FIELD_NUMBER: _builtins.int
     base_seq: _builtins.int
     base_digest: _builtins.bytes
     """Digest of the base plan's decoded columns."""
     base_rows: _builtins.bytes
-    """u32 [R]: 0 = row in full, k = row k - 1 of the base."""
+    """u32 [R]: 0 = row in full, k = row k - 1 of the base. No base row twice."""
+    digest: _builtins.bytes
+    """Digest of the plan that this stands for."""
+    present: _builtins.bytes
+    """u8: optional groups and columns which that plan has: 0 sampling, 1 penalties, 2 rows.sample_indices, 3 rows.dp_ranks,
+    4 rows.hidden_modes, 5 rows.canary_seeds, 6 sampling.temperatures, 7 sampling.top_ks, 8 sampling.top_ps,
+    9 sampling.min_ps, 10 sampling.seeds, 11 sampling.bias_indptr.
+    """
     def __init__(
         self,
         *,
         base_seq: _builtins.int = ...,
         base_digest: _builtins.bytes = ...,
         base_rows: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+        present: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "base_rows", b"base_rows", "base_seq", b"base_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "base_rows", b"base_rows", "base_seq", b"base_seq", "digest", b"digest", "present", b"present"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1194,12 +1220,15 @@ class ForwardOutcome(_message.Message):
     REAL_TOKENS_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     FORWARD_NS_FIELD_NUMBER: _builtins.int
+    CANARY_HITS_FIELD_NUMBER: _builtins.int
     mode: Global___ForwardMode.ValueType
     eager: Global___GraphRefusal.ValueType
     real_tokens: _builtins.int
     """Real and padding units of the bucket: rows in the decode phase, tokens in the prefill phase."""
     padded_tokens: _builtins.int
     forward_ns: _builtins.int
+    canary_hits: _builtins.int
+    """Rows whose KV did not hold their own tokens. Rows that failed for it are among them."""
     @_builtins.property
     def replayed(self) -> Global___GraphChoice: ...
     def __init__(
@@ -1211,10 +1240,11 @@ class ForwardOutcome(_message.Message):
         real_tokens: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
         forward_ns: _builtins.int = ...,
+        canary_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["eager", b"eager", "graph_outcome", b"graph_outcome", "replayed", b"replayed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eager", b"eager", "forward_ns", b"forward_ns", "graph_outcome", b"graph_outcome", "mode", b"mode", "padded_tokens", b"padded_tokens", "real_tokens", b"real_tokens", "replayed", b"replayed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary_hits", b"canary_hits", "eager", b"eager", "forward_ns", b"forward_ns", "graph_outcome", b"graph_outcome", "mode", b"mode", "padded_tokens", b"padded_tokens", "real_tokens", b"real_tokens", "replayed", b"replayed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_graph_outcome: _TypeAlias = _typing.Literal["replayed", "eager"]  # noqa: Y015
     _WhichOneofArgType_graph_outcome: _TypeAlias = _typing.Literal["graph_outcome", b"graph_outcome"]  # noqa: Y015

@@ -1,15 +1,12 @@
 import numpy as np
 import pytest
-import torch
 
 from protos.wire.enums import Feature, SubPoolKind
-from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
+from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
-from worker_svc.numerics import numerics_by_name
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
 
 SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
 
@@ -24,21 +21,6 @@ def worker(folder):
     return build_tp_model_worker(folder, ExecutorSettings(**SETTINGS))
 
 
-def stack():
-    device = torch.device("cpu")
-    return ModelStack(
-        StackSettings(
-            numerics=numerics_by_name("reproducible", dtype=torch.float32, device=device),
-            dtype=torch.float32,
-            device=device,
-            page_size=16,
-            max_rows=4,
-            kv_bytes=None,
-            num_pages=8,
-        )
-    )
-
-
 def prompt(seed, length):
     return np.random.default_rng(seed).integers(0, 250, length).tolist()
 
@@ -49,10 +31,17 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     (pool,) = info.sub_pools
     assert (pool.kind, pool.num_pages, pool.page_size) == (SubPoolKind.FULL, 40, 16)
     assert pool.bytes_per_page == 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 16 * 4
-    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
+    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 2)
     assert info.limits.context_tokens == shape.context_tokens
     assert info.logits_width == shape.vocab_size
-    assert info.features == {Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+    assert info.features == {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint
@@ -101,29 +90,3 @@ def test_settings_that_cannot_work_are_refused(folder, change, error, field):
     with pytest.raises(error) as caught:
         build_tp_model_worker(folder, ExecutorSettings(**(SETTINGS | change)))
     assert caught.value.field == field
-
-
-def test_any_other_order_of_construction_raises(folder):
-    steps = ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners")
-    for done in range(len(steps)):
-        for step in steps:
-            built = stack()
-            for name in steps[:done]:
-                _call(built, name, folder)
-            if step == steps[done]:
-                continue
-            with pytest.raises(InternalFault):
-                _call(built, step, folder)
-
-
-def _call(built, name, folder):
-    getattr(built, name)(*((folder,) if name == "load_weights" else ()))
-
-
-def test_the_stack_is_complete_after_the_last_step(folder):
-    built = stack()
-    for name in ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners"):
-        _call(built, name, folder)
-    assert built.attention.pool is built.pool is built.translator.pools[0]
-    with pytest.raises(InternalFault):
-        built.make_runners()
