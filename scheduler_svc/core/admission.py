@@ -6,6 +6,7 @@ from protos.wire.enums import Feature
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, UnsupportedFeature
 from scheduler_svc.core.events import RequestSpec
 from scheduler_svc.core.plan_size import plan_size
+from scheduler_svc.core.prompt_admission import prompt_refusal
 from scheduler_svc.core.queue_hint import forecast, queue_full
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
@@ -50,7 +51,7 @@ def _check_loaded(state: SchedulerState, _spec: RequestSpec) -> EngineError | No
 def _check_numbers(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
     if len(spec.prompt_ids) == 0:
         return InvalidRequest("the prompt has 0 tokens, at least 1 is needed", field="prompt_ids")
-    if spec.max_tokens < 1:
+    if spec.max_tokens < 1 and (spec.max_tokens < 0 or spec.prompt_wants is None):
         return InvalidRequest(f"max_tokens is {spec.max_tokens}, at least 1 is needed", field="max_tokens")
     width = min(facts.info.logits_width for facts in state.known.values())
     low, high = int(spec.prompt_ids.min()), int(spec.prompt_ids.max())
@@ -70,6 +71,10 @@ def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | N
     ):
         if is_needed and any(feature not in info.features for info in infos):
             return UnsupportedFeature(f"the worker lacks {feature.name}", field=field)
+    if spec.prompt_wants is not None:
+        error = prompt_refusal(spec.prompt_wants, infos, prompt_len=len(spec.prompt_ids))
+        if error is not None:
+            return error
     limit = min(info.limits.max_logprobs for info in infos)
     if spec.output_logprobs and not 0 <= spec.top_logprobs <= limit:
         return InvalidRequest(f"top_logprobs is {spec.top_logprobs}, the limit is {limit}", field="top_logprobs")

@@ -19,7 +19,8 @@ def send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]
     if batch is None:
         return False
     shape = batch.shape()
-    budget_ms = plan_budget_ms(worker.cost, shape, unmeasured_ms=state.settings.plan_budget_ms)
+    unmeasured_ms = state.settings.plan_budget_ms
+    budget_ms = plan_budget_ms(worker.cost, shape, device=worker.info.device, unmeasured_ms=unmeasured_ms)
     plan = build_plan(worker, batch, budget_ms=budget_ms)
     out.append(SendPlan(worker.name, plan))
     rows = plan.rows

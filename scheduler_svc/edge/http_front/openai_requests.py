@@ -178,3 +178,20 @@ class CompletionRequest(CallFields, SamplingFields, StopFields):
     logprobs: Count | None = None
     echo: bool | None = None
     best_of: Count | None = None
+
+
+class EmbeddingRequest(ClosedFields):
+    """Body of /v1/embeddings."""
+
+    neutral: ClassVar[Neutral] = MappingProxyType({"dimensions": ()})
+
+    model: str | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: Int32 | None = None
+    input: Annotated[
+        list[Prompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS_PER_CALL), BeforeValidator(_prompts)
+    ]
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None

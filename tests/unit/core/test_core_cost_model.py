@@ -136,17 +136,20 @@ def test_the_deadline_of_a_plan_is_generous_and_fixed_until_measured():
     model = trained()
     shape = PlanShape(100, 1000)
 
-    assert plan_budget_ms(CostModel(), shape, unmeasured_ms=30_000) == 30_000
+    assert plan_budget_ms(CostModel(), shape, device="cuda:0", unmeasured_ms=30_000) == 30_000
     slowest_ms = 1e3 * model.slowest_s
     assert slowest_ms == pytest.approx(1e3 * true_s(PlanShape(300, 20_000)), rel=0.1)
-    assert plan_budget_ms(model, shape, unmeasured_ms=30_000) == math.ceil(3 * slowest_ms + 2000)
+    assert plan_budget_ms(model, shape, device="cuda:0", unmeasured_ms=30_000) == math.ceil(3 * slowest_ms + 2000)
+    assert plan_budget_ms(model, shape, device="cpu", unmeasured_ms=30_000) == math.ceil(3 * slowest_ms + 20_000)
     large = PlanShape(590, 20_000)
-    assert plan_budget_ms(model, large, unmeasured_ms=30_000) == pytest.approx(3e3 * true_s(large) + 2000, rel=0.02)
+    assert plan_budget_ms(model, large, device="cuda:0", unmeasured_ms=30_000) == pytest.approx(
+        3e3 * true_s(large) + 2000, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("shape", [PlanShape(601, 1000), PlanShape(16, 40_001)])
 def test_a_plan_far_larger_than_those_measured_gets_the_fixed_deadline(shape):
-    assert plan_budget_ms(trained(most_tokens=300), shape, unmeasured_ms=1234) == 1234
+    assert plan_budget_ms(trained(most_tokens=300), shape, device="cuda:0", unmeasured_ms=1234) == 1234
 
 
 def test_a_slow_plan_of_late_counts_for_a_while():
@@ -155,7 +158,7 @@ def test_a_slow_plan_of_late_counts_for_a_while():
     times = []
     for _ in range(1400):
         model.observe(PlanShape(16, 100), 0.01)
-        times.append(plan_budget_ms(model, PlanShape(16, 100), unmeasured_ms=30_000) / 1e3)
+        times.append(plan_budget_ms(model, PlanShape(16, 100), device="cuda:0", unmeasured_ms=30_000) / 1e3)
 
     assert times[20] == pytest.approx(3 * 8 + 2, rel=0.03)
     assert times[-1] == pytest.approx(3 * 2 + 2, rel=0.05)
@@ -180,7 +183,7 @@ class Device:
 
 def test_plans_of_a_core_carry_the_deadline_of_their_own_shape_and_are_compared_with_what_they_took():
     harness = CoreHarness(CoreSettings(plan_budget_ms=9999))
-    harness.attach(info=small_info(num_pages=800, max_tokens=512))
+    harness.attach(info=small_info(num_pages=800, max_tokens=512, device="cuda:0"))
     device = Device(harness)
     harness.submit(make_spec(1, prompt=100, max_tokens=30))
     device.run()
