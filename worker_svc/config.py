@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.logs import LEVELS
-from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
+from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -29,6 +29,8 @@ class Device(StrEnum):
     """Where the model runs."""
 
     CPU = "cpu"
+    SIMULATED = "simulated"
+    """Nowhere: a table of step times and made-up tokens, for load tests."""
 
 
 class Numerics(StrEnum):
@@ -53,6 +55,15 @@ class Dtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class SimulatedChecks(StrEnum):
+    """What of a row's pages a simulated device looks at."""
+
+    PAGES = "pages"
+    """Each of them: a wrong page anywhere is a wrong token."""
+    LAST = "last"
+    """The one that holds the last token before the row's new ones."""
 
 
 class ServerConfig(ConfigGroup):
@@ -107,6 +118,24 @@ class ExecutorConfig(ConfigGroup):
         return self
 
 
+class SimulatedConfig(ConfigGroup):
+    """The simulated device. Read at load; without meaning for other devices."""
+
+    simulated_steps: UserPath | None = Field(
+        default=None, description="TOML table of step times; unset = an H100-like device with an 8B model."
+    )
+    simulated_step_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds that every step takes, in place of the table's."
+    )
+    simulated_window: int = Field(default=2, ge=1, le=MAX_WINDOW, description="Plans that may be in flight.")
+    simulated_eos_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Share of positions at which the model ends its answer."
+    )
+    simulated_checks: SimulatedChecks = Field(
+        default=SimulatedChecks.PAGES, description="pages: every page of a row is checked; last: only the last one."
+    )
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by the composition root."""
 
@@ -130,4 +159,5 @@ class WorkerConfig(ConfigGroup):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
