@@ -2,8 +2,9 @@
 
     chain[p] = chain[p - 1] + tag(token[p], p)  mod 2^64        word = mixed(chain of the last input token)
 
-The word orders the vocabulary; the id of rank k has probability 2^-(k + 1). Temperature, top-k, top-p and min-p act on
-that distribution, the seed chooses in it. So a token depends on every token before it, its place and its sampling.
+The word orders the vocabulary; the id of rank k < 64 has probability 2^-(k + 1), all others one that is never drawn.
+Temperature, top-k, top-p and min-p act on that distribution, the seed chooses in it. So a token depends on every token
+before it, its place and its sampling.
 """
 
 import math
@@ -16,6 +17,8 @@ import numpy as np
 Array = np.ndarray
 
 LN2 = math.log(2.0)
+MOST_RANKS = 64
+"""Ids that can be drawn at one position; the others need a mask or a bias."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -68,6 +71,7 @@ class Draws:
 
 def drawn_ranks(draws: Draws, *, num_ids: int) -> Array:
     """[n] int64: rank of the drawn id of each row, 0 = likeliest: top-k, then top-p, then min-p, then the draw."""
+    num_ids = min(num_ids, MOST_RANKS)
     is_drawn = draws.temperatures > 0
     if not is_drawn.any():
         return np.zeros(len(is_drawn), np.int64)
@@ -122,7 +126,7 @@ class SimulatedVocabulary:
         places = (words % np.uint64(num_ids)).astype(np.int64) + (ranks - ends) * self.stride
         ids = self.plain_ids[places % num_ids]
         if not ends.any():
-            return ids
+            return np.asarray(ids)
         return np.where((ends == 1) & (ranks == 0), self.eos_ids[0], ids)
 
     def logits(self, word: int) -> Array:
@@ -132,8 +136,8 @@ class SimulatedVocabulary:
         num_ids = len(self.plain_ids)
         first = int(words[0] % np.uint64(num_ids))
         inverse = pow(self.stride, -1, num_ids) if num_ids > 1 else 0
-        ranks = np.full(self.logits_width, num_ids + end, np.int64)
-        ranks[self.plain_ids] = (np.arange(num_ids) - first) * inverse % num_ids + end
+        ranks = np.full(self.logits_width, MOST_RANKS + 1, np.int64)
+        ranks[self.plain_ids] = np.minimum((np.arange(num_ids) - first) * inverse % num_ids + end, MOST_RANKS)
         if end:
             ranks[self.eos_ids[0]] = 0
         return ((ranks + 1) * -LN2).astype(np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
 from protos.wire.result import ResultLogprobs
-from protos.wire.simulated_tokens import LN2, Draws, SimulatedVocabulary, drawn_ranks, mixed, uniforms
+from protos.wire.simulated_tokens import LN2, MOST_RANKS, Draws, SimulatedVocabulary, drawn_ranks, mixed, uniforms
 from worker_svc.batch.logit_rules import LogitRules, logit_rules
 from worker_svc.sampling.ruled_row import ruled_row
 
@@ -88,15 +88,15 @@ def row_logprobs(plan: ForwardPlan, sampled: SampledRows, *, vocabulary: Simulat
 
 
 def _packed(columns: LogprobColumns, num_rows: int, *, output: Array, tops: list[tuple[int, Array]]) -> ResultLogprobs:
-    output = output if columns.output_wanted is not None else None
+    shown = output if columns.output_wanted is not None else None
     if columns.output_top_counts is None:
-        return ResultLogprobs(output=output)
+        return ResultLogprobs(output=shown)
     counts = np.zeros(num_rows + 1, np.uint32)
     for row, ids in tops:
         counts[row + 1] = len(ids)
     values = [(np.arange(len(ids)) + 1) * -LN2 for _, ids in tops]
     return ResultLogprobs(
-        output=output,
+        output=shown,
         output_top_indptr=np.cumsum(counts, dtype=np.uint32),
         output_top_ids=np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in tops)]).astype(np.int32),
         output_top_values=np.concatenate([np.zeros(0, np.float32), *values]).astype(np.float32),
@@ -139,7 +139,7 @@ def _ruled_token(
     scaled = (ruled[order].astype(np.float64) - float(ruled[order[0]])) / temperature
     weights = np.exp(scaled)
     top_k, top_p, min_p = int(draws.top_ks[place]), float(draws.top_ps[place]), float(draws.min_ps[place])
-    weights = weights[: top_k or None]
+    weights = weights[: min(top_k or MOST_RANKS, MOST_RANKS)]
     if top_p < 1:
         before = np.cumsum(weights) - weights
         weights = weights[: max(int(np.searchsorted(before, top_p * weights.sum() - 1e-12, side="left")), 1)]
