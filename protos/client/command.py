@@ -21,6 +21,7 @@ from protos.client.fetch_model import fetch_model
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Load
+from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
 from protos.wire.errors import EngineError
 
@@ -29,6 +30,7 @@ PIPED_WIDTH = 200
 DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
 DEFAULT_BENCH = BenchOptions()
+DEFAULT_REPLAY = ReplayOptions()
 
 app = App(
     name="forwardplane",
@@ -91,6 +93,19 @@ def bench_command(*, options: BenchOptions = DEFAULT_BENCH) -> int:
     """
     console = Console()
     return bench(options, console if console.is_terminal else Console(width=PIPED_WIDTH))
+
+
+@app.command(name="replay")
+def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> int:
+    """Run recorded plans again on a fresh executor, in order, and report the first row whose result differs.
+
+    Record with `forwardplane serve --record FILE`. Pages that plans read and did not write are computed first.
+
+    Args:
+        file: a recording.
+        options: what runs the plans again, and what is compared.
+    """
+    return replay(file, options, Console(soft_wrap=True))
 
 
 @app.command(name="status")

@@ -114,6 +114,8 @@ class ServeOptions:
     """Limits of each worker."""
     simulated: SimulatedOptions = SimulatedOptions()
     """What the device `simulated` is like."""
+    record: Path | None = None
+    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
 
     @property
     def model_name(self) -> str:
@@ -192,6 +194,8 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         "--workers": ",".join(f"127.0.0.1:{options.ports.worker_port + index}" for index in range(options.workers)),
         "--log-level": options.log_level,
     }
+    if options.record is not None:
+        arguments["--record"] = str(options.record.absolute())
     if options.ports.http_port:
         arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
