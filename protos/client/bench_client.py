@@ -18,7 +18,7 @@ from protos.client.bench_workload import AskedRequest, Workload, arrival_times
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
 from protos.wire.errors import EngineError
-from protos.wire.simulated_tokens import SimulatedVocabulary, TokenDraw, expected_tokens
+from protos.wire.simulated_tokens import SimulatedVocabulary, TokenDraw, expected_outputs
 
 STOP = "stop"
 _POLL_S = 0.05
@@ -165,9 +165,13 @@ class _BenchClient:
         if vocabulary is None:
             return
         temperature = self._job.workload.options.temperature
-        for record in self._records:
-            asked = self._job.workload.request(record.number)
-            if record.outcome is Outcome.DONE and isinstance(asked.prompt, TokenIds):
-                draw = TokenDraw(temperature=temperature, seed=asked.seed)
-                expected = expected_tokens(asked.prompt.ids, asked.max_tokens or 0, vocabulary=vocabulary, draw=draw)
-                record.is_wrong = self._tokens[record.number] != expected
+        done = [record for record in self._records if record.outcome is Outcome.DONE]
+        asked = [self._job.workload.request(record.number) for record in done]
+        expected = expected_outputs(
+            [request.prompt.ids for request in asked if isinstance(request.prompt, TokenIds)],
+            [request.max_tokens or 0 for request in asked],
+            vocabulary=vocabulary,
+            draws=[TokenDraw(temperature=temperature, seed=request.seed) for request in asked],
+        )
+        for record, tokens in zip(done, expected, strict=True):
+            record.is_wrong = self._tokens[record.number] != tokens

@@ -136,16 +136,22 @@ def _run(
     with _clients(jobs) as clients, console.status("starting clients") as status:
         was_cut = False
         while any(client.records is None for client in clients):
-            try:
-                _collect(clients)
-                status.update(_progress(clients, time.monotonic() - start_at_s, was_cut=was_cut))
-            except KeyboardInterrupt:
-                if was_cut:
-                    raise
-                was_cut = True
-                for client in clients:
-                    _tell_stop(client)
+            was_cut = _collect_or_stop(clients, was_cut=was_cut)
+            status.update(_progress(clients, time.monotonic() - start_at_s, was_cut=was_cut))
         return _Measured([record for client in clients for record in client.records or ()], was_cut)
+
+
+def _collect_or_stop(clients: list[_Client], *, was_cut: bool) -> bool:
+    """Take what was sent; on Ctrl-C, tell the processes to stop, on a second one end. Whether it was cut."""
+    try:
+        _collect(clients)
+    except KeyboardInterrupt:
+        if was_cut:
+            raise
+        for client in clients:
+            _tell_stop(client)
+        return True
+    return was_cut
 
 
 @contextmanager

@@ -173,26 +173,50 @@ def expected_tokens(
         vocabulary: of the served model.
         draw: the request's sampling, its seed included.
     """
-    ids = np.array(prompt_ids, np.int64)
-    chain = token_tags(ids, np.arange(len(ids))).sum(dtype=np.uint64, keepdims=True)
-    output: list[int] = []
-    for position in range(len(ids) - 1, len(ids) - 1 + num_tokens):
-        words = mixed(chain)
-        rank = drawn_ranks(_draws(draw, position), num_ids=len(vocabulary.plain_ids))
-        token = vocabulary.ids_at(words, rank)
-        output.append(int(token[0]))
-        if output[-1] in vocabulary.eos_ids:
-            break
-        chain = chain + token_tags(token, np.array([position + 1]))
+    (output,) = expected_outputs([prompt_ids], [num_tokens], vocabulary=vocabulary, draws=[draw])
     return output
 
 
-def _draws(draw: TokenDraw, position: int) -> Draws:
-    seeds, places = np.array([draw.seed], np.uint64), np.array([position])
-    return Draws(
-        temperatures=np.array([draw.temperature], np.float32),
-        top_ks=np.array([draw.top_k], np.uint32),
-        top_ps=np.array([draw.top_p], np.float32),
-        min_ps=np.array([draw.min_p], np.float32),
-        uniforms=uniforms(seeds, positions=places, sample_indices=np.array([draw.sample_index])),
-    )
+def expected_outputs(
+    prompts: Sequence[Sequence[int]],
+    nums_tokens: Sequence[int],
+    *,
+    vocabulary: SimulatedVocabulary,
+    draws: Sequence[TokenDraw],
+) -> list[list[int]]:
+    """As `expected_tokens`, of many requests at once: their number costs little."""
+    num_steps = max(nums_tokens, default=0)
+    chains, positions = np.zeros(len(prompts), np.uint64), np.zeros(len(prompts), np.int64)
+    for index, prompt_ids in enumerate(prompts):
+        ids = np.array(prompt_ids, np.int64)
+        chains[index] = token_tags(ids, np.arange(len(ids))).sum(dtype=np.uint64)
+        positions[index] = len(ids) - 1
+    columns = _draw_columns(draws)
+    outputs = np.full((len(prompts), num_steps), -1, np.int64)
+    running = np.flatnonzero(np.array(nums_tokens, np.int64) > 0)
+    ends = np.array(vocabulary.eos_ids, np.int64)
+    for step in range(num_steps):
+        ranks = drawn_ranks(_draws(columns, running, positions[running]), num_ids=len(vocabulary.plain_ids))
+        tokens = vocabulary.ids_at(mixed(chains[running]), ranks)
+        outputs[running, step] = tokens
+        positions[running] += 1
+        chains[running] += token_tags(tokens, positions[running])
+        running = running[~np.isin(tokens, ends) & (np.array(nums_tokens)[running] > step + 1)]
+    return [output[output >= 0].tolist() for output in outputs]
+
+
+def _draw_columns(draws: Sequence[TokenDraw]) -> dict[str, Array]:
+    return {
+        "temperatures": np.array([draw.temperature for draw in draws], np.float32),
+        "top_ks": np.array([draw.top_k for draw in draws], np.uint32),
+        "top_ps": np.array([draw.top_p for draw in draws], np.float32),
+        "min_ps": np.array([draw.min_p for draw in draws], np.float32),
+        "seeds": np.array([draw.seed for draw in draws], np.uint64),
+        "sample_indices": np.array([draw.sample_index for draw in draws], np.uint32),
+    }
+
+
+def _draws(columns: dict[str, Array], rows: Array, positions: Array) -> Draws:
+    chosen = {name: column[rows] for name, column in columns.items()}
+    words = uniforms(chosen.pop("seeds"), positions=positions, sample_indices=chosen.pop("sample_indices"))
+    return Draws(**chosen, uniforms=words)

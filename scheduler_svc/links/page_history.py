@@ -121,4 +121,4 @@ class PageHistory:
             )
             is_live[pages] = is_whole
         is_live[0] = False
-        return is_live
+        return np.asarray(is_live)
