@@ -40,7 +40,7 @@ def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:
         page_size=executor.page_size,
         max_rows=executor.max_rows,
         max_tokens=executor.max_tokens,
-        window=simulated.simulated_window,
+        window=executor.window,
         eos_ratio=simulated.simulated_eos_ratio,
         checks_pages=simulated.simulated_checks is SimulatedChecks.PAGES,
     )

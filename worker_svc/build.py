@@ -13,8 +13,8 @@ from protos.service.model_files import ModelCard, ModelFolder
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
-from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.batch.staging import PlanStaging
 from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
@@ -22,9 +22,17 @@ from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
-FEATURES = frozenset({Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS})
+FEATURES = frozenset(
+    {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
+)
 """What is executed beyond the plain plan."""
-WINDOW = 1
 CACHED_RESULTS = 4
 _DISTRIBUTIONS = ("forwardplane-worker", "forwardplane")
 
@@ -40,27 +48,20 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     if torch.get_num_interop_threads() != 1:  # can be set once a process, before the first parallel work
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
-    builder = BatchBuilder(
-        translator=side.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
-    )
     info = _worker_info(folder.card, settings, side=side)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
+    staging = PlanStaging(info=info, translator=side.translator, device=torch.device(settings.device))
+    return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
-    geometry, config = side.geometry, side.config
-    sub_pool = SubPool(
-        kind=SubPoolKind.FULL,
-        num_pages=geometry.num_pages,
-        page_size=geometry.page_size,
-        bytes_per_page=geometry.bytes_per_page,
-    )
+    geometries, config = side.geometries, side.config
+    kv_layout = "+".join(geometry.layout for geometry in geometries)
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES if side.canary is None else FEATURES | {Feature.CANARY},
-        sub_pools=(sub_pool,),
-        limits=_limits(settings, geometry, context_tokens=config.context_tokens),
+        features=_features(side),
+        sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
+        limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -69,7 +70,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         device=settings.device,
         model_name=card.name,
         fingerprints=Fingerprints(
-            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=geometry.layout
+            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=kv_layout
         ),
         max_hidden_mode=HiddenMode.NULL,
         kernels=side.kernels,
@@ -77,14 +78,34 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
+def _features(side: DeviceSide) -> frozenset[Feature]:
+    found = set(FEATURES)
+    if side.canary is not None:
+        found.add(Feature.CANARY)
+    if any(geometry.window_tokens for geometry in side.geometries):
+        found.add(Feature.WINDOW_SUB_POOL)
+    return frozenset(found)
+
+
+def _sub_pool(geometry: KVGeometry) -> SubPool:
+    return SubPool(
+        kind=SubPoolKind.WINDOW if geometry.window_tokens else SubPoolKind.FULL,
+        num_pages=geometry.num_pages,
+        page_size=geometry.page_size,
+        bytes_per_page=geometry.bytes_per_page,
+        window_tokens=geometry.window_tokens,
+    )
+
+
 def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    """`geometry`: of the full sub-pool."""
     capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
         max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
-        window=WINDOW,
-        cached_results=CACHED_RESULTS,
+        window=settings.window,
+        cached_results=max(CACHED_RESULTS, settings.window + 2),
         context_tokens=context_tokens,
         max_logprobs=MAX_LOGPROBS,
     )

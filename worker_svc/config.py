@@ -50,6 +50,17 @@ class Kernels(StrEnum):
     TORCH = "torch"
 
 
+class Attention(StrEnum):
+    """What computes attention where torch computes the rest."""
+
+    AUTO = "auto"
+    """The fastest that keeps the promise of the numerics; what is passed over is logged."""
+    TORCH = "torch"
+    TILED = "tiled"
+    NATIVE = "native"
+    FLASHINFER = "flashinfer"
+
+
 class KVCanary(StrEnum):
     """What happens when a KV slot does not hold what it should."""
 
@@ -111,6 +122,8 @@ class ExecutorConfig(ConfigGroup):
     numerics: Numerics = Field(default=Numerics.FAST, description="Which promise results carry.")
     dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of activations and KV.")
     kernels: Kernels = Field(default=Kernels.AUTO, description="What computes fast numerics on the CPU.")
+    prefill_attention: Attention = Field(default=Attention.AUTO, description="Attention of every step but decode.")
+    decode_attention: Attention = Field(default=Attention.AUTO, description="Attention of decode steps.")
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
     num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
     memory_fraction: float | None = Field(
@@ -130,6 +143,9 @@ class ExecutorConfig(ConfigGroup):
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")
     max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
     max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
+    window: int = Field(
+        default=2, ge=1, le=MAX_WINDOW, description="Plans in flight: 2 = the next one is here when one ends; 1 = none."
+    )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
     )
@@ -154,7 +170,6 @@ class SimulatedConfig(ConfigGroup):
     simulated_step_ms: float | None = Field(
         default=None, gt=0, le=60_000, description="Milliseconds that every step takes, in place of the table's."
     )
-    simulated_window: int = Field(default=2, ge=1, le=MAX_WINDOW, description="Plans that may be in flight.")
     simulated_eos_ratio: float = Field(
         default=0.0, ge=0, le=1, description="Share of positions at which the model ends its answer."
     )

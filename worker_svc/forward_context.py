@@ -13,26 +13,29 @@ from torch import Tensor
 from protos.wire.errors import InternalFault
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.kv.sub_pools import LayerPlace
 
 
 class ForwardContext:
-    """The attention back-end and, during a forward, its plan of the step."""
+    """The attention back-end of each sub-pool and, during a forward, its plan of the step."""
 
-    def __init__(self, attention: AttentionBackend[Any]) -> None:
+    def __init__(self, *attention: AttentionBackend[Any]) -> None:
+        """One back-end for each sub-pool, in their order."""
         self._attention = attention
-        self._metadata: Any = None
+        self._metadata: tuple[Any, ...] | None = None
 
     @contextmanager
     def bind(self, batch: ForwardBatch) -> Iterator[None]:
         """Plan attention for `batch` and make it the current step."""
-        self._metadata = self._attention.plan(batch)
+        self._metadata = tuple(backend.plan(batch) for backend in self._attention)
         try:
             yield
         finally:
             self._metadata = None
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int) -> Tensor:
-        """Store and attend in the current step; see `AttentionBackend.run`."""
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, place: LayerPlace) -> Tensor:
+        """Store and attend in the current step, at the layer's place; see `AttentionBackend.run`."""
         if self._metadata is None:
             raise InternalFault("attention was called outside a bound forward")
-        return self._attention.run(queries, keys, values, layer=layer, metadata=self._metadata)
+        backend, metadata = self._attention[place.sub_pool], self._metadata[place.sub_pool]
+        return backend.run(queries, keys, values, layer=place.layer, metadata=metadata)

@@ -95,13 +95,13 @@ def _flags(file: Path, folder: Path, *, options: ReplayOptions, info: WorkerInfo
         "--num-pages": pool.num_pages,
         "--max-rows": info.limits.max_rows,
         "--max-tokens": info.limits.max_tokens,
+        "--window": info.limits.window,
         "--log-level": "warning",
     }
     if options.worker is not None:
         values["--recorded-worker"] = options.worker
     if is_simulated:
         values |= {"--simulated-step-ms": _NO_WAIT_MS, "--simulated-eos-ratio": options.simulated_eos_ratio}
-        values["--simulated-window"] = info.limits.window
     else:
         values |= {"--numerics": options.numerics or info.numerics, "--dtype": info.dtype}
     return [part for flag, value in values.items() for part in (flag, str(value))]

@@ -24,6 +24,7 @@ from protos.wire.codec import encode_plan, encode_result
 from protos.wire.errors import InvalidRequest
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
+from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.links.page_history import PageHistory
 
 _logger = logging.getLogger(__name__)
@@ -90,9 +91,9 @@ class PlanRecorder:
             self._queue.put(None)
             self._thread.join()
 
-    def attached(self, worker: str, attachment: Attachment) -> None:
+    def attached(self, worker: str, *, epoch: int, term: int, info: WorkerInfo) -> None:
         """A term begins."""
-        self._put(worker, attachment)
+        self._put(worker, Attachment(epoch=epoch, term=term, info=info))
 
     def plan_sent(self, worker: str, plan: ForwardPlan) -> None:
         """A plan goes out."""

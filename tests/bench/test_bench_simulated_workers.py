@@ -14,7 +14,9 @@ import time
 import psutil
 import pytest
 
+from protos.client.fetch_model import fetch_model
 from protos.client.serve_command import SimulatedOptions, WorkerOptions
+from protos.client.simulated_model import SIMULATED_MODEL
 from tests.support import plans
 from tests.support.served import served
 from tests.support.simulated import card
@@ -82,19 +84,18 @@ def test_host_work_of_a_step_of_256_rows_of_4k_tokens(checks_pages):
 
 def test_start_of_a_simulated_worker(tmp_path):
     """Until the log says that it is loaded; the tests check processor time, this is the wall clock."""
-    from protos.client.fetch_model import fetch_model
+    fetch_model(SIMULATED_MODEL, cache=tmp_path)
+    seconds = sorted(start_s(tmp_path) for _ in range(5))
+    print(f"\nstart of a simulated worker: {seconds[2]:.2f} s (median of 5)")
 
-    fetch_model("simulated-8b", cache=tmp_path)
-    flags = ("--device", "simulated", "--model", "simulated-8b", "--model-cache", str(tmp_path))
+
+def start_s(cache):
+    flags = ("--device", "simulated", "--model", SIMULATED_MODEL, "--model-cache", str(cache))
     ports = ("--port", "0", "--health-port", "0", "--metrics-port", "0")
-    seconds = []
-    for _ in range(5):
-        begun = time.monotonic()
-        command = [sys.executable, "-m", "worker_svc", *flags, *ports]
-        with psutil.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            for line in process.stderr:
-                if "worker loaded" in line:
-                    break
-            seconds.append(time.monotonic() - begun)
-            process.terminate()
-    print(f"\nstart of a simulated worker: {sorted(seconds)[2]:.2f} s (median of 5)")
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "worker_svc", *flags, *ports]
+    with psutil.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stderr if "worker loaded" in line)
+        taken_s = time.monotonic() - begun
+        process.terminate()
+    return taken_s

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from protos.service.plan_recording import Attachment, Entry, EntryKind, RecordingHeader, RecordingWriter, read_entries
+from protos.service.plan_recording import Entry, EntryKind, RecordingHeader, RecordingWriter, read_entries
 from protos.wire.codec import decode_result, encode_result
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
@@ -28,7 +28,7 @@ class RecordedExecutor:
         self._executor = executor
         self._recorder = recorder
         self.worker_info = executor.worker_info
-        recorder.attached(WORKER, Attachment(epoch=1, term=1, info=executor.worker_info()))
+        recorder.attached(WORKER, epoch=1, term=1, info=executor.worker_info())
 
     def execute(self, plan: ForwardPlan) -> ForwardResult:
         self._recorder.plan_sent(WORKER, plan)

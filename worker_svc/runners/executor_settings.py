@@ -14,6 +14,10 @@ class ExecutorSettings:
     device: str = "cpu"
     kernels: str = "auto"
     """Of fast numerics on the CPU: `auto`: native where they can run, else torch; `native`: or fail; `torch`."""
+    prefill_attention: str = "auto"
+    """Back-end of every step but decode: `auto`, or a name that `worker_svc/attention/choice.py` knows."""
+    decode_attention: str = "auto"
+    """Back-end of decode and idle steps."""
     page_size: int = 16
     """Tokens a page."""
     kv_bytes: int | None = None
@@ -31,5 +35,7 @@ class ExecutorSettings:
     """Most rows of a plan."""
     max_tokens: int = 2048
     """Most tokens of a plan."""
+    window: int = 2
+    """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""

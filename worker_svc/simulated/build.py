@@ -18,7 +18,14 @@ from worker_svc.simulated.kv_chains import ChainPool, PoolShape
 from worker_svc.simulated.step_times import DEFAULT_TABLE, FixedStep, read_step_times
 
 FEATURES = frozenset(
-    {Feature.TOKEN_REFERENCES, Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+    {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
 )
 NUMERICS = "simulated"
 DEVICE = "simulated"
@@ -27,7 +34,7 @@ MIN_PAGES = 2
 """The sink and one page."""
 MAX_SLOTS = 1 << 28
 """A slot takes 8 bytes of this machine's memory."""
-_CACHED_RESULTS = 8
+_CACHED_RESULTS = 4
 _DISTRIBUTIONS = ("forwardplane-worker", "forwardplane")
 
 
@@ -95,7 +102,7 @@ def _worker_info(card: ModelCard, settings: SimulatedSettings, *, num_pages: int
             max_tokens=settings.max_tokens,
             max_plan_bytes=MAX_PLAN_BYTES,
             window=settings.window,
-            cached_results=_CACHED_RESULTS,
+            cached_results=max(_CACHED_RESULTS, settings.window + 2),
             context_tokens=card.context_tokens,
             max_logprobs=MAX_LOGPROBS,
         ),

@@ -1,8 +1,10 @@
-"""SimulatedExecutor: an `Executor` whose device is a table of step times and whose pages are exact.
+"""SimulatedExecutor: a `StagingExecutor` whose device is a table of step times and whose pages are exact.
 
 Knows nothing of grpc, order or requests. Host work (reading chains, sampling, packing) runs inside the step's time.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +34,7 @@ class StepCost(Protocol):
 
 
 class SimulatedExecutor:
-    """Made by `build`, used by the one thread that owns the device."""
+    """Made by `build`, all but `stage` belongs to the device thread."""
 
     def __init__(
         self, *, info: WorkerInfo, cost: StepCost, pool: ChainPool, vocabulary: SimulatedVocabulary, pacer: StepPacer
@@ -54,8 +56,27 @@ class SimulatedExecutor:
         Raises:
             UnsupportedFeature: before a page is written, when the plan needs what this worker lacks.
         """
+        return self.stage(plan)()
+
+    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+        """Do what needs no earlier result; what is left is for the device thread.
+
+        Raises:
+            UnsupportedFeature: the plan needs what this worker lacks.
+        """
         check_column_features(plan, self._info)
         check_forward_features(plan, self._info)
+        return partial(self._execute, plan, plan_digest(plan))
+
+    def reset(self) -> None:
+        """Forget the sampled tokens of every plan. Pages stay as they are."""
+        self._memory.forget()
+
+    def close(self) -> None:
+        """Nothing is held that another process could want."""
+        self._memory.forget()
+
+    def _execute(self, plan: ForwardPlan, digest: bytes) -> ForwardResult:
         self._pacer.begin()
         tokens = self._memory.resolve(plan)
         chains = self._pool.advance(plan, tokens.ids, failed=tokens.failed)
@@ -63,7 +84,6 @@ class SimulatedExecutor:
         sampled = sample_rows(plan, chains, rows=wanted, vocabulary=self._vocabulary, referenced=tokens.referenced)
         columns = _columns(plan, sampled, tokens)
         logprobs = row_logprobs(plan, sampled, vocabulary=self._vocabulary)
-        digest = plan_digest(plan)
         self._memory.keep(plan.identity.seq, columns)
         step_s = sum(self._cost.step_s(_shape(plan, forward)) for forward in plan.forwards)
         forward_ns = int(self._pacer.finish(step_s) * 1e9)
@@ -75,14 +95,6 @@ class SimulatedExecutor:
             logprobs=logprobs,
             plan_digest=digest,
         )
-
-    def reset(self) -> None:
-        """Forget the sampled tokens of every plan. Pages stay as they are."""
-        self._memory.forget()
-
-    def close(self) -> None:
-        """Nothing is held that another process could want."""
-        self._memory.forget()
 
 
 def _columns(plan: ForwardPlan, sampled: SampledRows, tokens: ResolvedTokens) -> ResultColumns:

@@ -4,7 +4,7 @@ All rows at once; a row with penalties, bias or a mask takes the long way over a
 Guards: a row without rules, and one whose rules change nothing, get the same token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -128,7 +128,9 @@ def _ruled_token(
     logits: Array, rules: LogitRules, *, draws: Draws, place: int, referenced_ids: tuple[int, ...]
 ) -> int | None:
     """The token of one row with rules; None if they leave nothing."""
-    ruled = ruled_row(logits, rules, referenced_ids=referenced_ids)
+    if rules.penalties is not None and referenced_ids:
+        rules = replace(rules, penalties=replace(rules.penalties, referenced_ids=referenced_ids))
+    ruled = ruled_row(logits, rules)
     order = np.argsort(-ruled, kind="stable")
     order = order[np.isfinite(ruled[order])]
     if not len(order):

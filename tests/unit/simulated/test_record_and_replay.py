@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.service.plan_recording import Attachment, EntryKind, LivePages, encode_pages, read_entries
+from protos.service.plan_recording import EntryKind, LivePages, encode_pages, read_entries
 from protos.wire.errors import DataFault, InvalidRequest
 from protos.wire.plan import MaskColumns, PenaltyColumns
 from scheduler_svc.links.recorder import PlanRecorder
@@ -130,7 +130,7 @@ def test_a_full_queue_never_waits_and_marks_the_file(tmp_path, caplog):
     recorder = PlanRecorder(settings(tmp_path / "rec"))
     recorder._queue = queue.Queue(3)
     info = simulated_executor().worker_info()
-    recorder.attached(WORKER, Attachment(epoch=1, term=1, info=info))
+    recorder.attached(WORKER, epoch=1, term=1, info=info)
     for seq in range(1, 9):
         recorder.plan_sent(WORKER, plans.make_plan([plans.extend(0, 4)], info=info, seq=seq))
     recorder.start()

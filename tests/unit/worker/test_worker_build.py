@@ -32,7 +32,7 @@ def stack():
             numerics=numerics_by_name("reproducible", dtype=torch.float32, device=device),
             dtype=torch.float32,
             device=device,
-            executor=ExecutorSettings(max_rows=4, num_pages=8, kv_canary="count"),
+            executor=ExecutorSettings(numerics="reproducible", max_rows=4, num_pages=8, kv_canary="count"),
         )
     )
 
@@ -47,10 +47,17 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     (pool,) = info.sub_pools
     assert (pool.kind, pool.num_pages, pool.page_size) == (SubPoolKind.FULL, 40, 16)
     assert pool.bytes_per_page == 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 16 * 4
-    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
+    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 2)
     assert info.limits.context_tokens == shape.context_tokens
     assert info.logits_width == shape.vocab_size
-    assert info.features == {Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+    assert info.features == {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint
@@ -121,6 +128,6 @@ def test_the_stack_is_complete_after_the_last_step(folder):
     built = stack()
     for name in STEPS:
         _call(built, name, folder)
-    assert built.attention.pool is built.pool is built.translator.pools[0]
+    assert built.attention[0].pool is built.pools[0] is built.translator.pools[0]
     with pytest.raises(InternalFault):
         built.make_runners()
