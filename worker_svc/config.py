@@ -88,6 +88,14 @@ class SimulatedChecks(StrEnum):
     """The one that holds the last token before the row's new ones."""
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a row. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ServerConfig(ConfigGroup):
     """Ports and the life of the process. Read by the service."""
 
@@ -178,6 +186,24 @@ class SimulatedConfig(ConfigGroup):
     )
 
 
+class HiddenStatesConfig(ConfigGroup):
+    """Final hidden states of rows. Read at load."""
+
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.FULL, description="Highest hidden mode that a row of a plan may ask for."
+    )
+    capture_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Hidden mode that every forward keeps at least."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "HiddenStatesConfig":
+        order = list(HiddenStates)
+        if order.index(self.capture_hidden_mode) > order.index(self.max_hidden_mode):
+            raise ValueError("capture_hidden_mode is above max_hidden_mode")
+        return self
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by the composition root."""
 
@@ -202,4 +228,5 @@ class WorkerConfig(ConfigGroup):
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
     simulated: SimulatedConfig = SimulatedConfig()
+    hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
