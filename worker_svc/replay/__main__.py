@@ -24,6 +24,7 @@ from worker_svc import app, app_simulated
 from worker_svc.config import (
     Device,
     ExecutorConfig,
+    HiddenStatesConfig,
     LogFormat,
     ModelConfig,
     ObservabilityConfig,
@@ -153,7 +154,7 @@ def build_executor(folder: ModelFolder, config: ReplayProgram) -> Executor:
     if config.executor.device is Device.SIMULATED:
         worker = WorkerConfig(model=config.model, executor=config.executor, simulated=config.simulated)
         return app_simulated.build_executor(folder, worker)
-    return app.build_executor(folder, config.executor)
+    return app.build_executor(folder, config.executor, HiddenStatesConfig())
 
 
 def _say(content: dict[str, object]) -> None:
