@@ -1,4 +1,4 @@
-"""The scheduling core with a real worker behind it: every plan goes through the codec and is validated as on the wire."""
+"""The scheduling core with a real worker behind it: plans go through the codec and are validated, as on the wire."""
 
 from collections.abc import Callable
 
