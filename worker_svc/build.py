@@ -15,6 +15,7 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, 
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
@@ -45,19 +46,18 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         device=torch.device(settings.device),
     )
     info = _worker_info(folder.card, settings, side=side)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
+    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
     geometries, config = side.geometries, side.config
     kv_layout = "+".join(geometry.layout for geometry in geometries)
-    has_window = any(geometry.window_tokens for geometry in geometries)
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES | {Feature.WINDOW_SUB_POOL} if has_window else FEATURES,
+        features=_features(side),
         sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
-        limits=_limits(settings, context_tokens=config.context_tokens),
+        limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -84,9 +84,16 @@ def _sub_pool(geometry: KVGeometry) -> SubPool:
     )
 
 
-def _limits(settings: ExecutorSettings, *, context_tokens: int) -> WorkerLimits:
+def _features(side: DeviceSide) -> frozenset[Feature]:
+    windowed = any(geometry.window_tokens for geometry in side.geometries)
+    extra = {Feature.WINDOW_SUB_POOL: windowed, Feature.CANARY: side.canary is not None}
+    return FEATURES | {feature for feature, has in extra.items() if has}
+
+
+def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
-        max_rows=settings.max_rows,
+        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=WINDOW,

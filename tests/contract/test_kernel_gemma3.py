@@ -69,6 +69,13 @@ def stretches(model, ids, *, begin):
         yield torch.log_softmax(torch.from_numpy(output.logits), -1)
 
 
+def assert_known(case, log_probs, *, first_step):
+    """Rows of `log_probs` whose step is below 0 are of the prompt."""
+    for step, row in enumerate(log_probs, start=first_step):
+        for token, log_prob in case["top5_logprobs"][step] if step >= 0 else ():
+            assert abs(float(row[token]) - log_prob) < HALF_KV_TOLERANCE, (case["prompt"][:40], step)
+
+
 def test_known_answers_with_float_activations_and_the_kl_rule_with_rounded_ones(models):
     exact, fast = models
     judged = []
@@ -78,10 +85,7 @@ def test_known_answers_with_float_activations_and_the_kl_rule_with_rounded_ones(
         begin = max(0, first - JUDGED)
         position = begin
         for known, found in zip(stretches(exact, ids, begin=begin), stretches(fast, ids, begin=begin), strict=True):
-            for row in range(len(known)):
-                step = position + row - first
-                for token, log_prob in case["top5_logprobs"][step] if step >= 0 else ():
-                    assert abs(float(known[row, token]) - log_prob) < HALF_KV_TOLERANCE, (case["prompt"][:40], step)
+            assert_known(case, known, first_step=position - first)
             judged.append(Judged((known.exp() * (known - found)).sum(-1), known.argmax(-1) == found.argmax(-1)))
             position += len(known)
     kl, same = torch.cat([part.kl for part in judged]), torch.cat([part.same_best for part in judged])

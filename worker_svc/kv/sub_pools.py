@@ -1,16 +1,12 @@
 """Layers -> sub-pools of pages: those that see everything in the first, those with a sliding window in a second.
 
-Pure. Guards: every layer has one place, and both sub-pools together need no more memory than was granted.
+Pure. Guards: every layer has one place; a full sub-pool is there and is the first.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos.wire.errors import UnsupportedFeature
-from worker_svc.kv.sizing import MIN_PAGES
-
-WINDOW_SHARE = 0.8
-"""Pages of a window sub-pool for each page of the full one: a sequence holds few of them, cached prefixes hold more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +45,3 @@ def layer_places(layer_windows: Sequence[int]) -> tuple[LayerPlace, ...]:
         places.append(LayerPlace(sub_pool, counts[sub_pool]))
         counts[sub_pool] += 1
     return tuple(places)
-
-
-def window_pages(full_pages: int) -> int:
-    """Pages of a window sub-pool beside a full one of `full_pages`, the sink of each included."""
-    return max(MIN_PAGES, int(full_pages * WINDOW_SHARE))
-
-
-def bytes_per_page_of_all(bytes_per_page: Sequence[int]) -> int:
-    """What one page of the full sub-pool costs with its share of the window sub-pool."""
-    full, *windowed = bytes_per_page
-    return full + int(sum(windowed) * WINDOW_SHARE)

@@ -1,20 +1,17 @@
-"""A model's shape -> the geometry of its sub-pools of KV pages."""
+"""A model's shape -> the geometry of its sub-pools of KV pages, but for their numbers of pages."""
 
 import torch
 
-from worker_svc.kv.sub_pools import sub_pool_windows, window_pages
+from worker_svc.kv.sub_pools import sub_pool_windows
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 
 
-def pool_geometries(
-    config: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype
-) -> tuple[KVGeometry, ...]:
-    """One for each sub-pool, the full one first.
+def sizeless_geometries(config: ModelConfig, *, page_size: int, dtype: torch.dtype) -> tuple[KVGeometry, ...]:
+    """One for each sub-pool, the full one first, with 0 pages.
 
     Args:
         config: whose layers are shared out.
-        num_pages: of the full sub-pool.
         page_size: tokens a page.
         dtype: of keys and values.
 
@@ -23,7 +20,7 @@ def pool_geometries(
     """
     return tuple(
         KVGeometry(
-            num_pages=window_pages(num_pages) if window else num_pages,
+            num_pages=0,
             page_size=page_size,
             num_layers=config.layer_windows.count(window),
             num_kv_heads=config.num_kv_heads,

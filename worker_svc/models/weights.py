@@ -18,7 +18,6 @@ from protos.service.safetensors_folder import StoredTensor, folder_fingerprint
 from protos.wire.errors import InvalidModelFile
 from worker_svc.models.dequantise import DEQUANTISE
 
-
 _LARGEST_ELEMENT = 8
 
 
