@@ -33,7 +33,8 @@ def fast():
 
 @pytest.fixture(scope="module")
 def reproducible():
-    worker = built(numerics="reproducible", num_pages=100, threads=1)
+    """With every read proved by the canary."""
+    worker = built(numerics="reproducible", num_pages=100, threads=1, kv_canary="refuse")
     yield worker
     worker.close()
 
