@@ -74,6 +74,15 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
+def _features(side: DeviceSide) -> frozenset[Feature]:
+    found = set(FEATURES)
+    if side.canary is not None:
+        found.add(Feature.CANARY)
+    if any(geometry.window_tokens for geometry in side.geometries):
+        found.add(Feature.WINDOW_SUB_POOL)
+    return frozenset(found)
+
+
 def _sub_pool(geometry: KVGeometry) -> SubPool:
     return SubPool(
         kind=SubPoolKind.WINDOW if geometry.window_tokens else SubPoolKind.FULL,
@@ -84,13 +93,8 @@ def _sub_pool(geometry: KVGeometry) -> SubPool:
     )
 
 
-def _features(side: DeviceSide) -> frozenset[Feature]:
-    windowed = any(geometry.window_tokens for geometry in side.geometries)
-    extra = {Feature.WINDOW_SUB_POOL: windowed, Feature.CANARY: side.canary is not None}
-    return FEATURES | {feature for feature, has in extra.items() if has}
-
-
 def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    """`geometry`: of the full sub-pool."""
     capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
         max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),

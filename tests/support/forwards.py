@@ -1,7 +1,7 @@
 """Drives a ModelRunner by hand-made batches: sequences of known ids, computed in any chunks, beside any others."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from worker_svc.batch.page_group import PageGroup
 from worker_svc.batch.row_groups import ExtendGroup
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
-from worker_svc.kv.sizing import window_pages
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 from worker_svc.model_runner import ModelRunner, RunnerOutput
-from worker_svc.models.pool_geometries import sizeless_geometries
+from worker_svc.models.pool_geometries import pool_geometries
 from worker_svc.models.registry import load_model
 from worker_svc.numerics import DTYPES, numerics_by_name
 
@@ -126,12 +125,8 @@ class ForwardDriver:
     ) -> None:
         strategy = numerics_by_name(numerics, dtype=DTYPES[dtype], device=CPU)
         self.loaded = load_model(folder, numerics=strategy, dtype=DTYPES[dtype], device=CPU)
-        sizeless = sizeless_geometries(self.loaded.config, page_size=page_size, dtype=DTYPES[dtype])
-        counts = [window_pages(num_pages) if geometry.window_tokens else num_pages for geometry in sizeless]
-        self.pools = tuple(
-            TokenToKVPool(replace(geometry, num_pages=count), device=CPU)
-            for geometry, count in zip(sizeless, counts, strict=True)
-        )
+        geometries = pool_geometries(self.loaded.config, num_pages=num_pages, page_size=page_size, dtype=DTYPES[dtype])
+        self.pools = tuple(TokenToKVPool(geometry, device=CPU) for geometry in geometries)
         self.pool = self.pools[0]
         self.translator = IndexTranslator(self.pools)
         self.runner = ModelRunner(self.loaded.model)

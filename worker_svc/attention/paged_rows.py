@@ -34,10 +34,10 @@ class PagedRows:
     unused: Tensor
     """[m] int64, on the device: gathered slots that may copy an unused slot of the row's last page."""
 
-    def gather(self, buffer: Tensor) -> Tensor:
+    def gather(self, buffer: Tensor, dtype: torch.dtype) -> Tensor:
         """[num_kv_heads, n, width, head_dim], owned, from a layer's [num_kv_heads, num_pages, page_size, head_dim]."""
         heads, _, _, head_dim = buffer.shape
-        gathered = buffer.index_select(1, self.pages).view(heads, -1, head_dim)
+        gathered = buffer.index_select(1, self.pages).view(heads, -1, head_dim).to(dtype)
         if self.unused.numel():
             gathered.index_fill_(1, self.unused, 0)
         return gathered.view(heads, len(self.rows), self.width, head_dim)

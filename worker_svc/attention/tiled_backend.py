@@ -62,6 +62,8 @@ class TiledMetadata:
 class TiledAttention:
     """The reproducible back-end."""
 
+    parts = ()
+
     def __init__(self, pool: TokenToKVPool) -> None:
         """Raises UnsupportedFeature on a CPU where a tile's bits depend on the tiles beside it."""
         self.pool = pool
@@ -92,8 +94,8 @@ class TiledAttention:
         """[k, num_q_heads, head_dim]: outputs of the group's tokens."""
         heads, head_dim = self.pool.geometry.num_kv_heads, self.pool.geometry.head_dim
         tiles, share = len(group.tokens) // QUERY_TILE, queries.shape[1] // heads
-        keys = _tiles(group.kv.gather(self.pool.keys(layer)))
-        values = _tiles(group.kv.gather(self.pool.values(layer)))
+        keys = _tiles(group.kv.gather(self.pool.keys(layer), queries.dtype))
+        values = _tiles(group.kv.gather(self.pool.values(layer), queries.dtype))
         query = queries.index_select(0, group.tokens).view(tiles, QUERY_TILE, heads, share, head_dim)
         query = query.permute(2, 0, 1, 3, 4).reshape(heads, tiles, QUERY_TILE * share, head_dim) * head_dim**-0.5
         running = _RunningSoftmax(query)

@@ -54,6 +54,8 @@ class TorchMetadata:
 class TorchAttention:
     """The fast back-end."""
 
+    parts = ()
+
     def __init__(self, pool: TokenToKVPool) -> None:
         self.pool = pool
 
@@ -116,8 +118,8 @@ class TorchAttention:
         """[n, num_q_heads, head_dim] float32: scores of 10 and more do not bear bfloat16's 8 bits."""
         heads, head_dim = self.pool.geometry.num_kv_heads, self.pool.geometry.head_dim
         count, share = len(group.tokens), queries.shape[1] // heads
-        keys = group.kv.gather(self.pool.keys(layer)).view(heads * count, -1, head_dim).float()
-        values = group.kv.gather(self.pool.values(layer)).view(heads * count, -1, head_dim).float()
+        keys = group.kv.gather(self.pool.keys(layer), torch.float32).view(heads * count, -1, head_dim)
+        values = group.kv.gather(self.pool.values(layer), torch.float32).view(heads * count, -1, head_dim)
         query = queries.index_select(0, group.tokens).float().view(count, heads, share, head_dim).transpose(0, 1)
         query = query.reshape(heads * count, share, head_dim) * head_dim**-0.5
         scores = torch.bmm(query, keys.transpose(1, 2))
@@ -127,8 +129,8 @@ class TorchAttention:
 
     def _extend(self, queries: Tensor, row: ExtendRow, *, layer: int) -> Tensor:
         """[num_tokens, num_q_heads, head_dim]."""
-        keys = row.kv.gather(self.pool.keys(layer))[:, 0, : row.num_slots]
-        values = row.kv.gather(self.pool.values(layer))[:, 0, : row.num_slots]
+        keys = row.kv.gather(self.pool.keys(layer), queries.dtype)[:, 0, : row.num_slots]
+        values = row.kv.gather(self.pool.values(layer), queries.dtype)[:, 0, : row.num_slots]
         query = queries[row.first_token : row.first_token + row.num_tokens].transpose(0, 1)
         output = functional.scaled_dot_product_attention(
             query[None],

@@ -1,6 +1,6 @@
 """Layers -> sub-pools of pages: those that see everything in the first, those with a sliding window in a second.
 
-Pure. Guards: every layer has one place; a full sub-pool is there and is the first.
+Pure. Guards: every layer has one place, and both sub-pools together need no more memory than was granted.
 """
 
 from collections.abc import Sequence

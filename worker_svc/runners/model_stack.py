@@ -10,19 +10,17 @@ from typing import Any
 import torch
 
 from protos.service.model_files import ModelFolder
-from worker_svc.attention.base import AttentionBackend, verify_bound
-from worker_svc.attention.registry import attention_backend
+from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.device.memory import free_bytes
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.sizing import FreeMemory
-from worker_svc.kv.sub_pools import sub_pool_windows
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 from worker_svc.model_runner import ModelRunner
-from worker_svc.models.pool_geometries import sizeless_geometries
 from worker_svc.models.registry import LoadedModel, load_model
 from worker_svc.numerics import Numerics
+from worker_svc.runners.attention_parts import AttentionParts
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.eager import EagerRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -37,6 +35,8 @@ class StackSettings:
     numerics: Numerics
     dtype: torch.dtype
     device: torch.device
+    threads: int = 1
+    """Of attention that has its own."""
 
 
 class ModelStack:
@@ -50,6 +50,8 @@ class ModelStack:
     attention: tuple[AttentionBackend[Any], ...]
     """One for each pool."""
     runner: EagerRunner
+
+    _attention_parts: AttentionParts
 
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
@@ -65,20 +67,23 @@ class ModelStack:
         self._graph_bytes = known_graph_bytes(settings.executor, weights=folder.card.weights_fingerprint)
 
     def make_pools(self) -> None:
-        """Reserve the KV pools in what memory the weights left.
+        """Reserve the KV pools in what memory the weights left, in the form that attention reads.
 
         Raises:
             InvalidRequest: the pool's size is too small, or more than there is.
+            UnsupportedFeature: the attention back-ends that are asked for cannot work.
         """
         self._order.enter(BuildStep.POOLS)
         settings, config = self._settings, self.loaded.config
+        self._attention_parts = AttentionParts(settings.executor, config, threads=settings.threads)
+        sizeless = self._attention_parts.sizeless(config, page_size=settings.executor.page_size)
         geometries = sized(
-            sizeless_geometries(config, page_size=settings.executor.page_size, dtype=settings.dtype),
+            sizeless,
             settings=settings.executor,
             memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(settings.device)),
             context_tokens=config.context_tokens,
             graph_bytes=self._graph_bytes,
-            windows=sub_pool_windows(config.layer_windows),
+            windows=[geometry.window_tokens for geometry in sizeless],
         )
         self.pools = tuple(TokenToKVPool(geometry, device=settings.device) for geometry in geometries)
 
@@ -94,13 +99,16 @@ class ModelStack:
         self.canary = make_canary(settings.executor.kv_canary, self.translator, device=settings.device)
 
     def bind_attention(self) -> None:
-        """Make the attention back-ends that the numerics ask for, on the pools that slots are translated for."""
+        """Make the attention back-ends that were chosen, on the pools that slots are translated for."""
         self._order.enter(BuildStep.ATTENTION)
-        self.attention = tuple(attention_backend(self._settings.numerics.attention, pool) for pool in self.pools)
-        for backend in self.attention:
-            verify_bound(backend, self.translator)
+        self.attention = self._attention_parts.bind(self.pools, self.translator)
 
     def make_runners(self) -> None:
         """Make the execution paths."""
         self._order.enter(BuildStep.RUNNERS)
         self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(*self.attention))
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        return self._attention_parts.describe()

@@ -19,11 +19,10 @@ from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.device.memory import free_bytes
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.sizing import MIN_PAGES, FreeMemory
-from worker_svc.kv.sub_pools import sub_pool_windows
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.native_source import NativeSource, native_source
-from worker_svc.models.pool_geometries import sizeless_geometries
+from worker_svc.models.pool_geometries import native_geometries
 from worker_svc.numerics import DTYPES
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -81,19 +80,20 @@ class NativeStack:
         """
         self._order.enter(BuildStep.POOLS)
         assert self._model is not None, "the weights are packed"
+        sizeless = native_geometries(self.config)
         self.geometries = sized(
-            sizeless_geometries(self.config, page_size=PAGE_SIZE, dtype=torch.float16),
+            sizeless,
             settings=self._settings,
             memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device)),
             context_tokens=self.config.context_tokens,
             graph_bytes=self._graph_bytes,
-            windows=sub_pool_windows(self.config.layer_windows),
+            windows=[geometry.window_tokens for geometry in sizeless],
         )
         counts = [geometry.num_pages for geometry in self.geometries]
         try:
             self._model.reserve_pages(counts)
         except KernelError as error:
-            message = f"pages {counts} cannot be had: {error}"
+            message = f"{counts} pages cannot be had: {error}"
             raise InvalidRequest(message, field="num_pages") from error
 
     def make_translator(self) -> None:

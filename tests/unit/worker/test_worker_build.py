@@ -32,7 +32,7 @@ def stack():
             numerics=numerics_by_name("reproducible", dtype=torch.float32, device=device),
             dtype=torch.float32,
             device=device,
-            executor=ExecutorSettings(max_rows=4, num_pages=8, kv_canary="count"),
+            executor=ExecutorSettings(numerics="reproducible", max_rows=4, num_pages=8, kv_canary="count"),
         )
     )
 
