@@ -95,7 +95,7 @@ def test_a_long_sequence_holds_few_window_pages_and_gives_all_back(fast):
     listed = np.concatenate([listed_window_pages(plan) for _, plan in core.plans])
     assert max(held) <= limit
     assert listed.max() <= limit
-    assert limit < LONG // PAGE // 4
+    assert limit < LONG // PAGE // 3
     longest = max(int(plan.rows.seq_lens.max()) for _, plan in core.plans)
     assert longest == LONG + 19
     core.assert_balanced()
