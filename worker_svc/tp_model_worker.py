@@ -19,7 +19,6 @@ from protos.wire.result import ForwardOutcome, ForwardResult
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.canary_guard import KVCanary, log_violations
 from worker_svc.batch.forward_batch import ForwardBatch
-from worker_svc.batch.forward_mode import traits_of
 from worker_svc.batch.staging import PlanStaging, StagedPlan
 from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
 from worker_svc.runners.stage_clock import Stage, StageClock
@@ -98,7 +97,7 @@ class TpModelWorker:
     def _run(self, step: "_Step", batch: ForwardBatch, *, first_row: int) -> ForwardOutcome:
         results, clock = step.results, step.clock
         dispatched = self._dispatch.choose(batch)
-        if not traits_of(batch.forward_mode).runs_model:
+        if not batch.runs_model:
             return _outcome(batch, dispatched)
         batch, hits = self._guarded(step, batch, first_row=first_row)
         output = dispatched.runner.forward(batch)

@@ -6,9 +6,9 @@ import pytest
 from protos.wire.enums import SubPoolKind
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import make_spec
+from tests.support.executor_core import ExecutorCore, listed_window_pages
 from tests.support.golden import assert_free_run, cases
 from tests.support.model import GEMMA3, model_folder
-from tests.support.real_core import RealCore, listed_window_pages
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
 
@@ -39,7 +39,7 @@ def reproducible():
     worker.close()
 
 
-def most_window_pages(core: RealCore, *, chunk: int) -> int:
+def most_window_pages(core: ExecutorCore, *, chunk: int) -> int:
     """DESIGN.md 6: window + plans in flight x chunk + 2 pages."""
     in_flight = core.state.workers["w0"].window
     return -(-(WINDOW + in_flight * chunk) // PAGE) + 2
@@ -64,7 +64,7 @@ def test_the_worker_offers_a_full_and_a_window_sub_pool(fast):
 
 @pytest.mark.parametrize(("budget", "max_tokens"), [(512, 20), (64, 4), (16, 4)])
 def test_free_runs_batched_and_in_chunks_follow_the_known_ids(reproducible, budget, max_tokens):
-    core = RealCore(reproducible, CoreSettings(budget_tokens=budget))
+    core = ExecutorCore(reproducible, CoreSettings(budget_tokens=budget))
     core.submit(*specs(max_tokens))
     core.run()
     for index, case in enumerate(CASES, start=1):
@@ -75,7 +75,7 @@ def test_free_runs_batched_and_in_chunks_follow_the_known_ids(reproducible, budg
 
 def test_a_free_run_alone_follows_the_known_ids(reproducible):
     index = 3
-    core = RealCore(reproducible, CoreSettings(budget_tokens=256))
+    core = ExecutorCore(reproducible, CoreSettings(budget_tokens=256))
     core.submit(specs(12)[index - 1])
     core.run()
     assert_free_run({name: CASES[index - 1][name][:12] for name in ("greedy_ids", "top5_logprobs")}, core.output(index))
@@ -84,7 +84,7 @@ def test_a_free_run_alone_follows_the_known_ids(reproducible):
 def test_a_long_sequence_holds_few_window_pages_and_gives_all_back(fast):
     """4,000 tokens of prompt and some more, in chunks, beside a short request; then the same prompt again."""
     chunk = 256
-    core = RealCore(fast, CoreSettings(budget_tokens=chunk))
+    core = ExecutorCore(fast, CoreSettings(budget_tokens=chunk))
     limit = most_window_pages(core, chunk=chunk)
     held: list[int] = []
     core.watch = lambda: held.extend(core.window_pages())
@@ -114,13 +114,13 @@ def test_a_pool_that_cannot_hold_all_windows_retracts_and_gives_the_same_ids(fas
     prompts = np.random.default_rng(9).integers(300, 200_000, (4, 560))
     alone = []
     for index, prompt in enumerate(prompts):
-        core = RealCore(fast, CoreSettings(budget_tokens=256))
+        core = ExecutorCore(fast, CoreSettings(budget_tokens=256))
         core.submit(make_spec(index, prompt=prompt, max_tokens=6))
         core.run()
         alone.append(core.output(index))
     small = built(numerics="fast", kernels="native", num_pages=120)
     try:
-        core = RealCore(small, CoreSettings(budget_tokens=256))
+        core = ExecutorCore(small, CoreSettings(budget_tokens=256))
         core.submit(*[make_spec(index, prompt=prompt, max_tokens=6) for index, prompt in enumerate(prompts)])
         core.run()
         assert [core.output(index) for index in range(len(prompts))] == alone

@@ -1,57 +1,73 @@
-"""The scheduling core with a real worker behind it: plans go through the codec and are validated, as on the wire."""
+"""The real core in this process: loop, bridge and scheduling, with an exact fake worker instead of a link."""
 
-from collections.abc import Callable
+import asyncio
+import time
+from pathlib import Path
 
-import numpy as np
+from prometheus_client import CollectorRegistry
 
-from protos.wire.codec import decode_plan, decode_result, encode_plan, encode_result
+from protos.forwardplane.v1.bridge_pb2 import CoreModel
+from protos.wire.enums import WorkerState
 from protos.wire.plan import ForwardPlan
-from protos.wire.result import ForwardResult
-from protos.wire.validate import validate_plan
-from scheduler_svc.core.events import Instruction
+from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.bridge.server import BridgeServer
+from scheduler_svc.core.events import NeedMask, ResultReceived, StreamKey, WorkerAttached
 from scheduler_svc.core.settings import CoreSettings
-from tests.support.core_harness import CoreHarness
-from worker_svc.executor import Executor
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.links.statistics import LinkCounts
+from scheduler_svc.loop import CoreLoop
+from scheduler_svc.metrics import create_metrics
+from tests.support.core_harness import mask_answer
+from tests.support.fake_worker import FakeWorker
+
+WORKER = "w0"
 
 
-class RealWorker:
-    """An executor as the harness wants its workers."""
+class RealCore:
+    """What `running_edge` needs of a core. It is its own worker link and its own maker of masks."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.info = executor.worker_info()
+    worker = WORKER
+    state = WorkerState.SERVING
+    num_in_flight = 0
 
-    def execute(self, plan: ForwardPlan) -> ForwardResult:
-        plan = decode_plan(encode_plan(plan))
-        validate_plan(plan, self.info)
-        return decode_result(encode_result(self.executor.execute(plan)))
-
-
-class RealCore(CoreHarness):
-    """One worker, `w0`. `watch` is called after every step of the core."""
-
-    def __init__(self, executor: Executor, settings: CoreSettings | None = None) -> None:
-        super().__init__(settings)
-        self.watch: Callable[[], None] = lambda: None
-        self.attach("w0", executor.worker_info())
-        self.workers["w0"] = RealWorker(executor)
+    def __init__(self, path: Path, info: WorkerInfo) -> None:
+        self.path = path
+        self.info = info
+        self.counts = LinkCounts()
+        self.model = CoreModel(
+            context_tokens=info.limits.context_tokens,
+            logits_width=info.logits_width,
+            max_logprobs=info.limits.max_logprobs,
+            serving=True,
+        )
+        self._executor = FakeWorker(info)
+        self._loop = CoreLoop(CoreSettings(), metrics=create_metrics(CollectorRegistry()), clock=time.monotonic)
+        self._bridge = BridgeServer(path, listener=self._loop, clock=time.monotonic)
+        self._running: asyncio.Task[None] | None = None
 
     @property
-    def memory(self):
-        return self.state.workers["w0"].memory
+    def books(self) -> SchedulerState:
+        """The core's state, for reading."""
+        return self._loop._state
 
-    def step(self, *events: object) -> list[Instruction]:
-        out = super().step(*events)
-        if hasattr(self, "watch"):
-            self.watch()
-        return out
+    async def start(self) -> None:
+        self._loop.connect(links={WORKER: self}, edges=self._bridge, masks=self)
+        await self._bridge.start()
+        self._running = asyncio.create_task(self._loop.run())
+        self._loop.worker_event(WorkerAttached(WORKER, self.info, 1, 1))
 
-    def window_pages(self) -> list[int]:
-        """Pages of the window sub-pool that each running request holds."""
-        running = self.state.workers["w0"].running.values()
-        return [request.holding.lists[1].count for request in running if request.holding]
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        await self._bridge.close()
 
+    def send(self, plan: ForwardPlan) -> None:
+        result = self._executor.execute(plan)
+        asyncio.get_running_loop().call_soon(self._loop.worker_event, ResultReceived(WORKER, result))
 
-def listed_window_pages(plan: ForwardPlan) -> np.ndarray:
-    """[num_rows] window pages that a plan lists for each row."""
-    return np.diff(plan.page_tables[1].indptr)
+    def ask(self, wanted: NeedMask) -> None:
+        asyncio.get_running_loop().call_soon(self._loop.masks_ready, [mask_answer(wanted)])
+
+    def forget(self, stream: StreamKey) -> None:
+        pass

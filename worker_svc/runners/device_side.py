@@ -17,8 +17,9 @@ from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
+from worker_svc.runners.model_stack import ModelStack
 from worker_svc.runners.native_stack import NativeStack
+from worker_svc.runners.stack_settings import StackSettings
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         translator=stack.translator,
         canary=stack.canary,
         geometries=stack.geometries,
-        config=stack.config,
-        kernels=stack.description,
+        config=stack.weights.config,
+        kernels=stack.weights.model.describe(),
     )
 
 

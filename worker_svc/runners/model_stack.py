@@ -4,39 +4,19 @@ Weights -> pools -> translator -> canary -> attention (bound and verified) -> ru
 the pools are sized from what the weights leave, before anything else takes memory.
 """
 
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from protos.service.model_files import ModelFolder
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.canary_guard import KVCanary, make_canary
-from worker_svc.device.memory import free_bytes
-from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
-from worker_svc.kv.sizing import FreeMemory
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
-from worker_svc.model_runner import ModelRunner
 from worker_svc.models.registry import LoadedModel, load_model
-from worker_svc.numerics import Numerics
 from worker_svc.runners.attention_parts import AttentionParts
 from worker_svc.runners.build_order import BuildOrder, BuildStep
-from worker_svc.runners.eager import EagerRunner
-from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.pool_sizes import known_graph_bytes, sized
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSettings:
-    """What the parts are built for: the settings, and what some of their names stand for."""
-
-    executor: ExecutorSettings
-    numerics: Numerics
-    dtype: torch.dtype
-    device: torch.device
-    threads: int = 1
-    """Of attention that has its own."""
+from worker_svc.runners.eager import EagerRunner, eager_runner
+from worker_svc.runners.pool_sizes import PoolSizes
+from worker_svc.runners.stack_settings import StackSettings
 
 
 class ModelStack:
@@ -56,15 +36,15 @@ class ModelStack:
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
         self._order = BuildOrder()
-        self._graph_bytes = 0
-        self._free_before = free_bytes(settings.device)
+        self._sizes = PoolSizes(settings.executor)
+        self._fingerprint = ""
 
     def load_weights(self, folder: ModelFolder) -> None:
         """Read the folder's weights and build its model."""
         self._order.enter(BuildStep.WEIGHTS)
         settings = self._settings
         self.loaded = load_model(folder, numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
-        self._graph_bytes = known_graph_bytes(settings.executor, weights=folder.card.weights_fingerprint)
+        self._fingerprint = folder.card.weights_fingerprint
 
     def make_pools(self) -> None:
         """Reserve the KV pools in what memory the weights left, in the form that attention reads.
@@ -77,13 +57,8 @@ class ModelStack:
         settings, config = self._settings, self.loaded.config
         self._attention_parts = AttentionParts(settings.executor, config, threads=settings.threads)
         sizeless = self._attention_parts.sizeless(config, page_size=settings.executor.page_size)
-        geometries = sized(
-            sizeless,
-            settings=settings.executor,
-            memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(settings.device)),
-            context_tokens=config.context_tokens,
-            graph_bytes=self._graph_bytes,
-            windows=[geometry.window_tokens for geometry in sizeless],
+        geometries = self._sizes.sized(
+            sizeless, weights_fingerprint=self._fingerprint, context_tokens=config.context_tokens
         )
         self.pools = tuple(TokenToKVPool(geometry, device=settings.device) for geometry in geometries)
 
@@ -106,7 +81,7 @@ class ModelStack:
     def make_runners(self) -> None:
         """Make the execution paths."""
         self._order.enter(BuildStep.RUNNERS)
-        self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(*self.attention))
+        self.runner = eager_runner(self.loaded.model, *self.attention)
 
     @property
     def description(self) -> str:

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
+from worker_svc.device.memory import free_bytes
 from worker_svc.kv.canary_table import canary_bytes
 from worker_svc.kv.sizing import CapacityRequest, FreeMemory, SubPoolNeed, plan_capacity, useful_pages
 from worker_svc.kv.token_to_kv_pool import KVGeometry
@@ -19,43 +22,49 @@ PLANS_IN_FLIGHT = 2
 """Whose chunks a row may hold beyond its window."""
 
 
-def sized(
-    sizeless: Sequence[KVGeometry],
-    *,
-    settings: ExecutorSettings,
-    memory: FreeMemory,
-    context_tokens: int,
-    graph_bytes: int = 0,
-    windows: Sequence[int] = (0,),
-) -> tuple[KVGeometry, ...]:
-    """The sub-pools with their numbers of pages.
+class PoolSizes:
+    """Sizes the sub-pools of one worker. Made before its weights are loaded, asked once they are there."""
 
-    Args:
-        sizeless: geometries without one; the full sub-pool first.
-        settings: what was asked for.
-        memory: of this rank, the only one of the worker.
-        context_tokens: the longest sequence.
-        graph_bytes: what captured graphs will take.
-        windows: of each sub-pool, in tokens; 0 = full.
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._settings = settings
+        self._device = torch.device(settings.device)
+        self._free_before = free_bytes(self._device)
 
-    Raises:
-        InvalidRequest: the setting cannot be had; says what works.
-    """
-    request = CapacityRequest(
-        kv_bytes=settings.kv_bytes,
-        num_pages=settings.num_pages,
-        memory_fraction=_fraction(settings),
-        ranks=(memory,),
-        graph_bytes=graph_bytes,
-        sub_pools=tuple(
-            _need(geometry, settings, most_tokens=_most_tokens(window, settings, context_tokens))
-            for geometry, window in zip(sizeless, windows, strict=True)
-        ),
-    )
-    pages = plan_capacity(request)
-    extra = {"pages": list(pages), "free_before_bytes": memory.before_load, "free_after_bytes": memory.after_load}
-    logger.info("kv pools", extra={**extra, "graph_bytes": graph_bytes})
-    return tuple(replace(geometry, num_pages=count) for geometry, count in zip(sizeless, pages, strict=True))
+    def sized(
+        self,
+        sizeless: Sequence[KVGeometry],
+        *,
+        weights_fingerprint: str,
+        context_tokens: int,
+    ) -> tuple[KVGeometry, ...]:
+        """The sub-pools with their numbers of pages, from what is free now.
+
+        Args:
+            sizeless: geometries without one; the full sub-pool first.
+            weights_fingerprint: of the model, whose graphs may have been measured before.
+            context_tokens: the longest sequence.
+
+        Raises:
+            InvalidRequest: the setting cannot be had; says what works.
+        """
+        settings = self._settings
+        memory = FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device))
+        graph_bytes = known_graph_bytes(settings, weights=weights_fingerprint)
+        request = CapacityRequest(
+            kv_bytes=settings.kv_bytes,
+            num_pages=settings.num_pages,
+            memory_fraction=_fraction(settings),
+            ranks=(memory,),
+            graph_bytes=graph_bytes,
+            sub_pools=tuple(
+                _need(geometry, settings, most_tokens=_most_tokens(geometry.window_tokens, settings, context_tokens))
+                for geometry in sizeless
+            ),
+        )
+        pages = plan_capacity(request)
+        extra = {"pages": list(pages), "free_before_bytes": memory.before_load, "free_after_bytes": memory.after_load}
+        logger.info("kv pools", extra={**extra, "graph_bytes": graph_bytes})
+        return tuple(replace(geometry, num_pages=count) for geometry, count in zip(sizeless, pages, strict=True))
 
 
 def known_graph_bytes(settings: ExecutorSettings, **facts: object) -> int:
