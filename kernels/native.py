@@ -19,6 +19,8 @@ SHIPPED = Path(__file__).parent / "lib" / LIBRARY
 NEEDED_FLAGS = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 CPU_INFO = Path("/proc/cpuinfo")
 DEFAULT_SPIN_US = 30
+MAX_THREADS = 64
+"""Of one pool."""
 VARIANT_NAMES = {Variant.AVX2: "avx2", Variant.AVX512_VNNI: "avx512-vnni", Variant.CHECK: "check (float activations)"}
 
 _INT, _FLOAT_P, _VOID_P = ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p

@@ -133,29 +133,30 @@ async def own_round(target: str, prompts: list[str]) -> list[StreamTimes]:
 
 def end_to_end(peer: ServerPeer, *, rounds: int) -> list[Figures]:
     """Streams over the network: throughput, time to the first token, gap between arrivals."""
-    rng = np.random.default_rng(3)
-    found = []
     with served(numerics="fast") as server:
-        for streams in STREAMS:
-            seen: dict[str, list[tuple[float, list[StreamTimes]]]] = {"ours": [], "theirs": []}
-            neighbours = Neighbours()
-            for _ in range(rounds):
-                prompts = [" ".join(rng.choice(WORDS, 32)) for _ in range(streams)]
-                for who in seen:
-                    begin = time.perf_counter()
-                    run = own_round(server.target, prompts) if who == "ours" else peer.round(prompts, NEW_TOKENS)
-                    times = asyncio.run(run)
-                    seen[who].append((time.perf_counter() - begin, times))
-            rates, firsts, gaps = ({who: measure(seen[who]) for who in seen} for measure in (rate, first_ms, gap_ms))
-            busy = neighbours.percent()
-            for what, values, unit in (
-                ("throughput", rates, "tokens/s"),
-                ("time to first token, median", firsts, "ms"),
-                ("gap between arrivals, p99", gaps, "ms"),
-            ):
-                label = f"{streams} streams, {what}"
-                found.append(Figures(label, peer.name, values["ours"], values["theirs"], unit, busy))
-    return found
+        return [row for streams in STREAMS for row in beside(peer, server.target, streams=streams, rounds=rounds)]
+
+
+def beside(peer: ServerPeer, target: str, *, streams: int, rounds: int) -> list[Figures]:
+    """Rounds of so many streams, ours and the peer's in turn, on equal prompts."""
+    rng = np.random.default_rng(streams)
+    seen: dict[str, list[tuple[float, list[StreamTimes]]]] = {"ours": [], "theirs": []}
+    neighbours = Neighbours()
+    for _ in range(rounds):
+        prompts = [" ".join(rng.choice(WORDS, 32)) for _ in range(streams)]
+        for who, taken in seen.items():
+            begin = time.perf_counter()
+            times = asyncio.run(own_round(target, prompts) if who == "ours" else peer.round(prompts, NEW_TOKENS))
+            taken.append((time.perf_counter() - begin, times))
+    busy = neighbours.percent()
+    return [
+        Figures(f"{streams} streams, {what}", peer.name, measure(seen["ours"]), measure(seen["theirs"]), unit, busy)
+        for what, measure, unit in (
+            ("throughput", rate, "tokens/s"),
+            ("time to first token, median", first_ms, "ms"),
+            ("gap between arrivals, p99", gap_ms, "ms"),
+        )
+    ]
 
 
 def rate(seen: list[tuple[float, list[StreamTimes]]]) -> float:

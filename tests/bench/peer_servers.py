@@ -61,15 +61,17 @@ class ServerPeer:
     async def wait_serving(self) -> None:
         end = time.monotonic() + START_TIMEOUT_S
         async with aiohttp.ClientSession() as session:
-            while True:
+            while not await self._answers(session):
                 assert self.process.poll() is None, f"{self.name} ended: see {PEERS / (self.name + '.log')}"
                 assert time.monotonic() < end, f"{self.name} does not serve"
-                try:
-                    async with session.get(f"{self.url}/models") as reply:
-                        if reply.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)
+
+    async def _answers(self, session: aiohttp.ClientSession) -> bool:
+        try:
+            async with session.get(f"{self.url}/models") as reply:
+                return reply.status == 200
+        except aiohttp.ClientError:
+            return False
 
     async def stream(self, session: aiohttp.ClientSession, prompt: str, new_tokens: int) -> StreamTimes:
         body = {"prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "stream": True, **self._body}
