@@ -15,6 +15,7 @@ from rich.table import Table
 
 from protos.client import exit_codes
 from protos.client.demo_command import QUESTION, demo
+from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
 from protos.client.generation_client import GenerationClient
@@ -67,6 +68,18 @@ def generate_command(prompt: str | None = None, *, arguments: GenerateArguments 
         arguments: where to ask, what to ask for, and how to show it.
     """
     return generate(prompt, arguments, Console(soft_wrap=True))
+
+
+@app.command(name="embed")
+def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+    """Turn texts into vectors of length 1, printed as one JSON line each.
+
+    Args:
+        texts: taken as they are, without the model's chat template.
+        target: HOST:PORT of a scheduler.
+        pooling: `last`: the state of the last token; `mean`: of all.
+    """
+    return embed(texts, Console(soft_wrap=True), target=target, pooling=pooling)
 
 
 @app.command(name="status")

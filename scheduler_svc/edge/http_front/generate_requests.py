@@ -56,7 +56,7 @@ def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
     """
     _check_stream_options(request)
     if request.echo and request.logprobs is not None:
-        message = "logprobs cannot be combined with echo: log-probabilities of the prompt are not offered"
+        message = "logprobs cannot be combined with echo: only the gRPC service gives those of a prompt"
         raise InvalidRequest(message, field="logprobs")
     common = _generation(request, logprobs=request.logprobs)
     if request.echo:
