@@ -71,6 +71,8 @@ class Standing:
     """Its place in the waiting queue, while it waits. Set by the queue."""
     planned_seq: int = 0
     """The last plan of its worker that had a row of it; 0: none yet."""
+    expected_output: float = 0.0
+    """Tokens that its output was expected to have when it was accepted."""
     has_run: bool = False
     """It had pages before."""
     is_paused: bool = False

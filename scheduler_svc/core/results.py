@@ -30,6 +30,7 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         return
     measured_s = _device_s(event.result.timings)
     worker.measured(plan.shape, measured_s)
+    state.foresight.result(worker, measured_s, now=state.now)
     if plan.predicted_s is not None:
         out.append(PlanTimed(worker.name, plan.predicted_s, measured_s))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)

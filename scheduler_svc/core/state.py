@@ -7,8 +7,8 @@ from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.policy import make_policy
-from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.wait_reasons import LastLook
@@ -44,7 +44,7 @@ class SchedulerState:
     """Ever attached."""
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
-    queue_rate: QueueRate = field(default_factory=QueueRate)
+    foresight: Foresight = field(default_factory=Foresight)
     last_look: LastLook = field(default_factory=LastLook)
     """Why those wait who wait."""
     next_handle: int = 1

@@ -19,6 +19,7 @@ def accept(state: SchedulerState, spec: RequestSpec) -> Request:
     """A new request, behind all that wait."""
     request = new_request(spec, state.next_handle, now=state.now)
     state.next_handle += 1
+    request.standing.expected_output = state.foresight.outputs.expected(spec.max_tokens)
     state.streams[spec.stream] = request
     state.waiting.append(request)
     heapq.heappush(state.deadlines, (spec.deadline_s, request.handle, request))
@@ -128,6 +129,7 @@ def finish(
     """End a request with a reason; its last word."""
     _remove(state, request)
     state.counters.finished[reason] = state.counters.finished.get(reason, 0) + 1
+    state.foresight.outputs.ended(request.output_len, by_itself=reason is FinishReason.STOP)
     usage = Usage(
         prompt_tokens=request.prompt_len,
         cached_tokens=request.cache_use.cached_tokens or 0,

@@ -116,6 +116,7 @@ class Admission:
         self.check_gate()
         facts = self._link.facts
         validate_generate(request, facts)
+        self._encoder.check_length(request, facts)
         if pooled is None:
             check_hidden_states(request, self._max_hidden_mode)
         await self._encoder.check_grammar(request)

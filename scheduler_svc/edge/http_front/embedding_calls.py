@@ -16,8 +16,9 @@ from scheduler_svc.edge.caller_identity import ANONYMOUS
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.embedder import Times, embeddings
 from scheduler_svc.edge.http_front.answering import OK, Answered
+from scheduler_svc.edge.http_front.closed_fields import parse_fields
 from scheduler_svc.edge.http_front.generate_requests import split_item
-from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest, parse_request
+from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest
 from scheduler_svc.edge.metrics import counting_rejections
 
 _NAMES = {"tokens.ids": "input", "text": "input", "requests": "input", "prompt": "input", "client_tag": "user"}
@@ -31,7 +32,7 @@ async def embedding_answer(body: bytes, parts: EdgeParts) -> Answered:
     """
     arrived = asyncio.get_running_loop().time()
     with counting_rejections(parts.metrics):
-        request = parse_request(body, EmbeddingRequest)
+        request = parse_fields(body, EmbeddingRequest)
     with _callers_words():
         made = await embeddings(
             _embed_request(request), parts, ANONYMOUS, times=Times(arrived, arrived + DEFAULT_DEADLINE_S)
