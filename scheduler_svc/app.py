@@ -117,6 +117,7 @@ def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: Cor
             open_timeout_s=config.open_timeout_s,
             plan_timeout_s=config.plan_timeout_s,
             report_interval_ms=config.report_interval_ms,
+            report_late_s=config.report_late_s,
             report_lost_s=config.report_lost_s,
         ),
         attach_timeout_s=config.attach_timeout_s,

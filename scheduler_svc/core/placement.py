@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from scheduler_svc.core.batching import prefills
 from scheduler_svc.core.policy import QueueView
+from scheduler_svc.core.quarantine import open_workers
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.reserve import reserve_target
 from scheduler_svc.core.state import SchedulerState
@@ -100,7 +101,7 @@ class _Pass:
     """One pass over the queue: who is placed, which workers are closed, and why the others wait."""
 
     def __init__(self, state: SchedulerState) -> None:
-        self.desks = [_Desk(worker, state) for worker in state.workers.values()]
+        self.desks = [_Desk(worker, state) for worker in open_workers(state)]
         self.full = {desk.worker.name for desk in self.desks if desk.has_no_row}
         """The workers that had no pages or rows left for somebody who waits."""
         self.placed: list[tuple[Request, float]] = []
@@ -116,7 +117,7 @@ class _Pass:
 
     def offer(self, request: Request) -> None:
         """Place the request, or note why it waits."""
-        suitable = [(desk, desk.match(request)) for desk in self.desks if desk.suits(request)]
+        suitable = [(desk, desk.match(request)) for desk in self._suiting(request)]
         if _is_awaited(suitable):
             self._passed_over += 1
             self.look.reasons[request.handle] = WaitReason.PREFIX
@@ -129,6 +130,12 @@ class _Pass:
         self.placed.append((request, reserve_target(request, state.new_token_ratio, state.settings) - request.kv_len))
         if not taker.is_open:
             self._closed[taker.worker.name] = taker.closed_for
+
+    def _suiting(self, request: Request) -> list[_Desk]:
+        """After bad numbers another worker, where there is one."""
+        suiting = [desk for desk in self.desks if desk.suits(request)]
+        elsewhere = [desk for desk in suiting if desk.worker.name != request.trouble.avoids]
+        return elsewhere or suiting
 
     def end(self) -> None:
         """Take those who were placed out of the queue, and keep what was seen."""

@@ -19,9 +19,10 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.attachment import check_worker
 from scheduler_svc.links.epoch import EpochSource
 from scheduler_svc.links.fingerprints import ExpectedModel, check_model
+from scheduler_svc.links.link_messages import Term
 from scheduler_svc.links.session import LinkListener, SessionParts, SessionSettings, WorkerSession
 from scheduler_svc.links.statistics import LinkCounts
-from scheduler_svc.links.worker_calls import Term, WorkerCalls
+from scheduler_svc.links.worker_calls import WorkerCalls
 from scheduler_svc.metrics import LinkMetrics
 
 _logger = logging.getLogger(__name__)
