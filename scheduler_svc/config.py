@@ -56,6 +56,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a prompt. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ProcessConfig(ConfigGroup):
     """The processes of one scheduler and how they end. Read by the parent and by each composition root."""
 
@@ -116,6 +124,9 @@ class EdgeConfig(ConfigGroup):
     )
     edge_metrics_port: Port = Field(
         default=9440, description="Metrics port of edge 0; edge j listens j above it. 0 = any."
+    )
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Highest hidden states that callers may ask for: null, last or full."
     )
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
 
@@ -220,6 +231,14 @@ class LinksConfig(ConfigGroup):
         return self
 
 
+class RecordingConfig(ConfigGroup):
+    """Recording of plans and results for replay. Read by the worker links. Files hold token ids."""
+
+    record: UserPath | None = Field(default=None, description="File to record every plan and result in; unset = none.")
+    record_bytes: int = Field(default=256 << 20, ge=1 << 12, description="Size at which a new file is begun.")
+    record_files: int = Field(default=4, ge=1, le=1000, description="Files that are kept, the newest one included.")
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by each composition root."""
 
@@ -238,4 +257,5 @@ class SchedulerConfig(ConfigGroup):
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
+    recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

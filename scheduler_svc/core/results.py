@@ -8,12 +8,11 @@ from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidReq
 from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
 from scheduler_svc.core.events import Instruction, PlanTimed, ResultReceived, TokenLogprob, TokensReleased
-from scheduler_svc.core.quarantine import note_bad_numbers
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
-from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind
+from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind, take_inputs
 from scheduler_svc.core.worker_state import WorkerState
 
 _BAD_NUMBERS = (RowFailure.NAN, RowFailure.CANARY)
@@ -31,11 +30,11 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         return
     measured_s = _device_s(event.result.timings)
     worker.measured(plan.shape, measured_s)
+    state.foresight.result(worker, measured_s, now=state.now)
     if plan.predicted_s is not None:
         out.append(PlanTimed(worker.name, plan.predicted_s, measured_s))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
-    rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
-    for row, token_id, failure, logprobs in rows:
+    for row, token_id, failure, logprobs, inputs in zip(plan.rows, *answers, strict=True):
         request = row.request
         if request.attempt != row.attempt:
             state.counters.late_rows += 1
@@ -47,6 +46,8 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         assert request.holding is not None
         worker.memory.commit(request.holding, request.tokens, request.kv_len)
         worker.clear_strikes(request)
+        if request.account is not None:
+            take_inputs(state, request, inputs, out=out)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
 
@@ -127,7 +128,7 @@ def _blame(state: SchedulerState, request: Request) -> str:
     """The worker whose numbers were bad; it is remembered."""
     assert request.holding is not None
     name = request.holding.key.worker
-    note_bad_numbers(state.workers[name], request.handle, state.now)
+    state.workers[name].standing.note_bad_numbers(request.handle, state.now)
     return name
 
 

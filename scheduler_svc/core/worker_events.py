@@ -54,4 +54,5 @@ def _lose(state: SchedulerState, name: str, *, died: bool, out: list[Instruction
         requeue(state, request)
         state.counters.migrations += 1
     state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
+    state.foresight.lost(name)
     del state.workers[name]

@@ -12,6 +12,10 @@ from scheduler_svc.core.plan_size import PlanSize
 from scheduler_svc.core.request import Request
 from scheduler_svc.memory.worker_memory import WorkerMemory
 
+QUARANTINE_REQUESTS = 3
+"""Different requests with bad numbers within the window: one alone may have itself to blame."""
+QUARANTINE_WINDOW_S = 60.0
+
 
 @dataclass(slots=True)
 class WorkerStanding:
@@ -24,6 +28,20 @@ class WorkerStanding:
     """Of those running, by handle: who must be alone on the device."""
     was_alone: bool = False
     """The last plan had a struck request alone, though others could have had it."""
+
+    def note_bad_numbers(self, handle: int, now: float) -> None:
+        """A row of that request was not finite, or its pages were not what they should be."""
+        self.bad_rows.append((now, handle))
+
+    def is_quarantined(self, now: float) -> bool:
+        """Whether its device is under suspicion."""
+        while self.bad_rows and self.bad_rows[0][0] <= now - QUARANTINE_WINDOW_S:
+            self.bad_rows.popleft()
+        return len(self.bad_rows) >= QUARANTINE_REQUESTS <= len({handle for _, handle in self.bad_rows})
+
+    def is_open(self, now: float) -> bool:
+        """Whether new requests should go to the worker."""
+        return not self.is_doubted and not self.is_quarantined(now)
 
 
 @dataclass(slots=True, eq=False)

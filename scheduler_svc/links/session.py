@@ -13,7 +13,6 @@ from protos.wire.enums import WorkerState
 from protos.wire.errors import ConnectionLost, DeviceFault, EngineError, SyncError, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
     ResultReceived,
     WorkerAttached,
@@ -33,6 +32,7 @@ from scheduler_svc.links.link_messages import (
     Term,
 )
 from scheduler_svc.links.liveness import Liveness, LivenessLimits
+from scheduler_svc.links.recorder import PlanRecorder
 from scheduler_svc.links.statistics import LinkCounts, worker_seconds
 from scheduler_svc.links.worker_calls import PlanStream, WorkerCalls
 from scheduler_svc.metrics import LinkMetrics
@@ -70,6 +70,7 @@ class SessionParts:
     """What outlives a session; made by the link."""
 
     listener: LinkListener
+    recorder: PlanRecorder | None = None
     metrics: LinkMetrics
     counts: LinkCounts
     settings: SessionSettings
@@ -82,7 +83,7 @@ class WorkerSession:
     def __init__(self, calls: WorkerCalls, *, term: Term, parts: SessionParts) -> None:
         self.state = WorkerState.SERVING
         self._calls = calls
-        self._term = term
+        self.term = term
         self._parts = parts
         settings = parts.settings
         limits = LivenessLimits(
@@ -101,11 +102,6 @@ class WorkerSession:
         self._is_doubted = False
 
     @property
-    def info(self) -> WorkerInfo:
-        """What the worker said of itself at Attach."""
-        return self._term.info
-
-    @property
     def num_in_flight(self) -> int:
         """Plans without a result."""
         return len(self._exchange.in_flight)
@@ -113,6 +109,8 @@ class WorkerSession:
     def send(self, plan: ForwardPlan) -> None:
         """Encode `plan` and queue it; plans leave in this order. The core's window bounds the queue."""
         metrics = self._parts.metrics
+        if self._parts.recorder is not None:
+            self._parts.recorder.plan_sent(self.term.worker, plan)
         begun = self._parts.clock()
         message = self._exchange.send(plan, begun)
         metrics.plans.encode_seconds.observe(self._parts.clock() - begun)
@@ -130,8 +128,10 @@ class WorkerSession:
         except EngineError as refusal:
             stream.close()
             return refusal
-        term, metrics = self._term, self._parts.metrics
+        term, metrics = self.term, self._parts.metrics
         metrics.set_state(self.state)
+        if self._parts.recorder is not None:
+            self._parts.recorder.attached(term.worker, epoch=term.epoch, term=term.term, info=term.info)
         self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
         died = False
         try:
@@ -173,7 +173,7 @@ class WorkerSession:
                 raise over
             self._look()
             await asyncio.sleep(_REOPEN_PAUSE_S)
-            self._parts.metrics.plans.reopened.labels(self._term.worker).inc()
+            self._parts.metrics.plans.reopened.labels(self.term.worker).inc()
             stream = self._calls.execute()
             try:
                 await self._open(stream)
@@ -226,9 +226,11 @@ class WorkerSession:
         self._parts.counts.answered(result)
         metrics.plan_answered(rtt_s=answered.rtt_s, worker_s=worker_seconds(result.timings))
         metrics.set_in_flight(self.num_in_flight)
+        if self._parts.recorder is not None:
+            self._parts.recorder.result_received(self.term.worker, result)
         if result.rejection is not None:
             metrics.plans.nacks.labels("rejected").inc()
-        self._parts.listener.worker_event(ResultReceived(self._term.worker, result))
+        self._parts.listener.worker_event(ResultReceived(self.term.worker, result))
 
     # --- the worker's health
 
@@ -262,7 +264,7 @@ class WorkerSession:
         is_doubted = is_leaving or self._exchange.is_suspect(self._parts.clock())
         if is_doubted is not self._is_doubted:
             self._is_doubted = is_doubted
-            worker = self._term.worker
+            worker = self.term.worker
             self._parts.metrics.set_suspect(is_suspect=is_doubted and not is_leaving)
             self._parts.listener.worker_event(WorkerDoubted(worker) if is_doubted else WorkerTrusted(worker))
 

@@ -26,7 +26,6 @@ from protos.wire.codec import decode_result, open_message, worker_info_from_prot
 from protos.wire.enums import Feature, WorkerState
 from protos.wire.errors import UnavailableError
 from protos.wire.limits import PROTOCOL_MAX, PROTOCOL_MIN
-from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.links.link_messages import (
     DrainAnnounced,
     EncodedPlan,
@@ -112,7 +111,7 @@ class WorkerCalls:
         self._channel = channel
         self._stub = WorkerServiceStub(channel)
 
-    async def attach(self, *, epoch: int, term: int, scheduler_name: str, timeout_s: float) -> WorkerInfo:
+    async def attach(self, worker: str, *, epoch: int, term: int, scheduler_name: str, timeout_s: float) -> Term:
         """Begin a term.
 
         Raises:
@@ -128,7 +127,7 @@ class WorkerCalls:
         )
         with _translated():
             reply = await self._stub.Attach(request, timeout=timeout_s)
-        return worker_info_from_proto(reply)
+        return Term(worker=worker, epoch=epoch, term=term, info=worker_info_from_proto(reply))
 
     def execute(self) -> PlanStream:
         """Start an `Execute` call."""

@@ -1,4 +1,4 @@
-"""Runs seeds until the time is over, or one seed: `python -m tests.simulation [--seed N] [--budget 12m] [--first N]`."""
+"""Runs seeds until the time is over, or one: `python -m tests.simulation [--seed N] [--budget 12m] [--first N]`."""
 
 import argparse
 import time

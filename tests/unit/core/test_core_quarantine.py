@@ -2,8 +2,8 @@
 
 from protos.wire.enums import RowFailure
 from scheduler_svc.core.events import RequestRefused, WorkerDoubted, WorkerTrusted
-from scheduler_svc.core.quarantine import QUARANTINE_REQUESTS, QUARANTINE_WINDOW_S, is_quarantined
 from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.worker_state import QUARANTINE_REQUESTS, QUARANTINE_WINDOW_S
 from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
 
 INFO = small_info()
@@ -78,7 +78,7 @@ def test_a_worker_with_bad_numbers_for_several_requests_gets_no_new_ones_for_a_w
     harness = two_workers()
     bad_on(harness, "w0")
     number = 0
-    while not is_quarantined(harness.state.workers["w0"], harness.now):
+    while not harness.state.workers["w0"].standing.is_quarantined(harness.now):
         number += 1
         harness.submit(make_spec(number))
         harness.run()
@@ -100,4 +100,4 @@ def test_one_request_alone_does_not_put_a_worker_away():
     harness.submit(make_spec(1))
     harness.run()
     assert harness.state.counters.failed_rows > QUARANTINE_REQUESTS
-    assert not is_quarantined(harness.state.workers["w0"], harness.now)
+    assert not harness.state.workers["w0"].standing.is_quarantined(harness.now)
