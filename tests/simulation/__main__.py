@@ -1,10 +1,9 @@
 """Runs seeds until the time is over, or one: `python -m tests.simulation [--seed N] [--budget 12m] [--first N]`."""
 
 import argparse
-import time
 from collections import Counter
 
-from tests.simulation.campaign import BREAKS, CampaignReport, run_seed
+from tests.simulation.campaign import CampaignReport, run_seed, run_until
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -25,14 +24,7 @@ def main() -> int:
         report.add(run_seed(arguments.seed))
         print(report.text(0.0))
         return 0
-    begun, seed = time.monotonic(), arguments.first
-    while (spent := time.monotonic() - begun) < arguments.budget:
-        try:
-            report.add(run_seed(seed))
-        except BREAKS as error:
-            report.broken.append(seed)
-            print(f"seed {seed}: {error!r}; replay: make sim SEED={seed}", flush=True)
-        seed += 1
+    spent = run_until(report, budget_s=arguments.budget, first=arguments.first)
     print(report.text(spent))
     return 1 if report.broken or report.too_little() else 0
 

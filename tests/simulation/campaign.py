@@ -1,5 +1,6 @@
 """Many seeds: what they reached, and whether that was enough to count."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -61,3 +62,16 @@ class CampaignReport:
         lines += [f"broken seeds: {self.broken}" if self.broken else "no invariant broken"]
         lines += [f"moved too little of: {missing}"] if (missing := self.too_little()) else []
         return "\n".join(lines)
+
+
+def run_until(report: CampaignReport, *, budget_s: float, first: int = 0) -> float:
+    """Run seeds until the time is over; the seconds it took."""
+    begun, seed = time.monotonic(), first
+    while (spent := time.monotonic() - begun) < budget_s:
+        try:
+            report.add(run_seed(seed))
+        except BREAKS as error:
+            report.broken.append(seed)
+            print(f"seed {seed}: {error!r}; replay: make sim SEED={seed}", flush=True)
+        seed += 1
+    return spent

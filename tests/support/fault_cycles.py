@@ -45,6 +45,13 @@ class CycleReport:
     longest_gap_s: float = 0.0
     """Between two chunks of one stream."""
 
+    def add(self, other: "CycleReport") -> None:
+        self.strikes.update(other.strikes)
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.wrong += other.wrong
+        self.longest_gap_s = max(self.longest_gap_s, other.longest_gap_s)
+
     def text(self) -> str:
         kinds = ", ".join(f"{kind.value}: {count}" for kind, count in sorted(self.strikes.items()))
         return (
