@@ -20,12 +20,13 @@ from protos.service.model_files import ModelCard, read_model_folder
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError, InvalidRequest
 from scheduler_svc.bridge.server import BridgeServer
-from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, SchedulerConfig
+from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, RecordingConfig, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.links.epoch import EpochSource, FileEpoch, WorkersEpoch
 from scheduler_svc.links.fingerprints import ExpectedModel
 from scheduler_svc.links.kubernetes_epoch import RaisedEpoch
+from scheduler_svc.links.recorder import PlanRecorder, RecordingSettings
 from scheduler_svc.links.session import SessionSettings
 from scheduler_svc.links.worker_directory import DirectoryParts, Lookup, WorkerDirectory
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
@@ -63,12 +64,13 @@ async def run_core(config: SchedulerConfig) -> int:
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
     loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic)
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
+    recorder = _recorder(config.recording, card)
     lifecycle = Lifecycle()
     api = _kubernetes_api(config)
     epoch = _epoch_source(config.links, api)
     directory = WorkerDirectory(
         DirectoryParts(
-            make=_link_maker(config.links, card=card, loop=loop, metrics=metrics, epoch=epoch),
+            make=_link_maker(config.links, card=card, loop=loop, metrics=metrics, epoch=epoch, recorder=recorder),
             run=lambda link: _Background(f"link to {link.worker}", link.run, lifecycle=lifecycle),
             forget=metrics.forget_worker,
         )
@@ -83,6 +85,8 @@ async def run_core(config: SchedulerConfig) -> int:
     loop.connect(links=directory.links, edges=bridge, masks=masks)
     stepping = _Background("core loop", loop.run, lifecycle=lifecycle)
     lifecycle.add(_metrics_part(metrics_server, config))
+    if recorder is not None:
+        lifecycle.add(_recorder_part(recorder))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))
     masking = _Background("grammar masks", masks.run, lifecycle=lifecycle)
     lifecycle.add(Part(name=masking.name, start=masking.start, stop=masking.stop))
@@ -138,7 +142,13 @@ class _Background:
 
 
 def _link_maker(
-    config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: CoreMetrics, epoch: EpochSource
+    config: LinksConfig,
+    *,
+    card: ModelCard,
+    loop: CoreLoop,
+    metrics: CoreMetrics,
+    epoch: EpochSource,
+    recorder: PlanRecorder | None,
 ) -> Callable[[str], WorkerLink]:
     settings = LinkSettings(
         session=SessionSettings(
@@ -162,10 +172,34 @@ def _link_maker(
             expected=expected,
             open_channel=plan_channel,
             clock=time.monotonic,
+            recorder=recorder,
         )
         return WorkerLink(worker, settings=settings, parts=parts)
 
     return make
+
+
+def _recorder(config: RecordingConfig, card: ModelCard) -> PlanRecorder | None:
+    if config.record is None:
+        return None
+    settings = RecordingSettings(
+        path=config.record,
+        max_file_bytes=config.record_bytes,
+        max_files=config.record_files,
+        model=card.name,
+        weights_fingerprint=card.weights_fingerprint,
+    )
+    return PlanRecorder(settings)
+
+
+def _recorder_part(recorder: PlanRecorder) -> Part:
+    async def start() -> None:
+        recorder.start()
+
+    async def stop() -> None:
+        await asyncio.to_thread(recorder.stop)
+
+    return Part(name="plan recorder", start=start, stop=stop)
 
 
 def _kubernetes_api(config: SchedulerConfig) -> "KubernetesApi | None":

@@ -57,6 +57,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a prompt. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ProcessConfig(ConfigGroup):
     """The processes of one scheduler and how they end. Read by the parent and by each composition root."""
 
@@ -117,6 +125,9 @@ class EdgeConfig(ConfigGroup):
     )
     edge_metrics_port: Port = Field(
         default=9440, description="Metrics port of edge 0; edge j listens j above it. 0 = any."
+    )
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Highest hidden states that callers may ask for: null, last or full."
     )
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
 
@@ -242,6 +253,14 @@ class ClusterConfig(ConfigGroup):
     cluster_timeout_s: Seconds = Field(default=5.0, description="Most seconds one call to the API server may take.")
 
 
+class RecordingConfig(ConfigGroup):
+    """Recording of plans and results for replay. Read by the worker links. Files hold token ids."""
+
+    record: UserPath | None = Field(default=None, description="File to record every plan and result in; unset = none.")
+    record_bytes: int = Field(default=256 << 20, ge=1 << 12, description="Size at which a new file is begun.")
+    record_files: int = Field(default=4, ge=1, le=1000, description="Files that are kept, the newest one included.")
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by each composition root."""
 
@@ -261,4 +280,5 @@ class SchedulerConfig(ConfigGroup):
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
     cluster: ClusterConfig = ClusterConfig()
+    recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

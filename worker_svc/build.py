@@ -11,7 +11,7 @@ import torch
 
 from protos.service.model_files import ModelCard, ModelFolder
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
-from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
+from protos.wire.limits import INCARNATION_BYTES, MAX_HIDDEN_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.batch.staging import PlanStaging
@@ -19,13 +19,15 @@ from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
-from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.executor_settings import ExecutorSettings, HiddenSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
 FEATURES = frozenset(
     {
         Feature.TOKEN_REFERENCES,
         Feature.OUTPUT_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.HIDDEN_STATES,
         Feature.PENALTIES,
         Feature.MASKS,
         Feature.LOGIT_BIAS,
@@ -34,10 +36,13 @@ FEATURES = frozenset(
 )
 """What is executed beyond the plain plan."""
 CACHED_RESULTS = 4
+_DEFAULT_HIDDEN = HiddenSettings()
 _DISTRIBUTIONS = ("forwardplane-worker", "forwardplane")
 
 
-def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> TpModelWorker:
+def build_tp_model_worker(
+    folder: ModelFolder, settings: ExecutorSettings, *, hidden: HiddenSettings = _DEFAULT_HIDDEN
+) -> TpModelWorker:
     """A worker ready for plans, with a new incarnation. Sets torch's thread count, which is one per process.
 
     Raises:
@@ -48,12 +53,20 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     if torch.get_num_interop_threads() != 1:  # can be set once a process, before the first parallel work
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
-    info = _worker_info(folder.card, settings, side=side)
-    staging = PlanStaging(info=info, translator=side.translator, device=torch.device(settings.device))
+    max_hidden_mode = HiddenMode[hidden.max_hidden_mode.upper()]
+    info = _worker_info(folder.card, settings, side=side, max_hidden_mode=max_hidden_mode)
+    staging = PlanStaging(
+        info=info,
+        translator=side.translator,
+        device=torch.device(settings.device),
+        hidden_mode=HiddenMode[hidden.capture_hidden_mode.upper()],
+    )
     return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
-def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
+def _worker_info(
+    card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide, max_hidden_mode: HiddenMode
+) -> WorkerInfo:
     geometries, config = side.geometries, side.config
     kv_layout = "+".join(geometry.layout for geometry in geometries)
     return WorkerInfo(
@@ -61,7 +74,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         protocol=PROTOCOL_MAX,
         features=_features(side),
         sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
-        limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
+        limits=_limits(settings, geometries[0], side=side),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -72,7 +85,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         fingerprints=Fingerprints(
             weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=kv_layout
         ),
-        max_hidden_mode=HiddenMode.NULL,
+        max_hidden_mode=max_hidden_mode,
         kernels=side.kernels,
         version=_release(),
     )
@@ -97,9 +110,10 @@ def _sub_pool(geometry: KVGeometry) -> SubPool:
     )
 
 
-def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, side: DeviceSide) -> WorkerLimits:
     """`geometry`: of the full sub-pool."""
     capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
+    context_tokens = side.config.context_tokens
     return WorkerLimits(
         max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
@@ -108,6 +122,7 @@ def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens:
         cached_results=max(CACHED_RESULTS, settings.window + 2),
         context_tokens=context_tokens,
         max_logprobs=MAX_LOGPROBS,
+        max_hidden_states=MAX_HIDDEN_BYTES // side.state_bytes,
     )
 
 

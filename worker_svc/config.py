@@ -29,6 +29,8 @@ class Device(StrEnum):
     """Where the model runs."""
 
     CPU = "cpu"
+    SIMULATED = "simulated"
+    """Nowhere: a table of step times and made-up tokens, for load tests."""
 
 
 class Numerics(StrEnum):
@@ -75,6 +77,23 @@ class Dtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class SimulatedChecks(StrEnum):
+    """What of a row's pages a simulated device looks at."""
+
+    PAGES = "pages"
+    """Each of them: a wrong page anywhere is a wrong token."""
+    LAST = "last"
+    """The one that holds the last token before the row's new ones."""
+
+
+class HiddenStates(StrEnum):
+    """Final hidden states of a row. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
 
 
 class ServerConfig(ConfigGroup):
@@ -150,6 +169,41 @@ class ExecutorConfig(ConfigGroup):
         return self
 
 
+class SimulatedConfig(ConfigGroup):
+    """The simulated device. Read at load; without meaning for other devices."""
+
+    simulated_steps: UserPath | None = Field(
+        default=None, description="TOML table of step times; unset = an H100-like device with an 8B model."
+    )
+    simulated_step_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds that every step takes, in place of the table's."
+    )
+    simulated_eos_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Share of positions at which the model ends its answer."
+    )
+    simulated_checks: SimulatedChecks = Field(
+        default=SimulatedChecks.PAGES, description="pages: every page of a row is checked; last: only the last one."
+    )
+
+
+class HiddenStatesConfig(ConfigGroup):
+    """Final hidden states of rows. Read at load."""
+
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.FULL, description="Highest hidden mode that a row of a plan may ask for."
+    )
+    capture_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Hidden mode that every forward keeps at least."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "HiddenStatesConfig":
+        order = list(HiddenStates)
+        if order.index(self.capture_hidden_mode) > order.index(self.max_hidden_mode):
+            raise ValueError("capture_hidden_mode is above max_hidden_mode")
+        return self
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by the composition root."""
 
@@ -173,4 +227,6 @@ class WorkerConfig(ConfigGroup):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
+    hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -96,13 +96,14 @@ async def test_an_unreachable_api_server_is_waited_for_and_scrapes_are_answered(
         async with core_in_cluster(tmp_path, api, worker) as core:
             await until(lambda: _is(core, "requests_running", 0))
             api.add_config_map("epoch")
-            while not api.requests:
-                await asyncio.sleep(0.02)
+            await until(lambda: _holds(bool(api.requests)))
             api.status = None
-            async with asyncio.timeout(LIMIT_S):
-                while api.config_maps["epoch"]["metadata"]["annotations"] is None:
-                    await asyncio.sleep(0.02)
+            await until(lambda: _holds(api.config_maps["epoch"]["metadata"]["annotations"] is not None))
             assert api.annotation("epoch") == "1"
+
+
+async def _holds(value):
+    return value
 
 
 def test_wrong_settings_of_a_config_map_end_the_start_with_all_problems_at_once():

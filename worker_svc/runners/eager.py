@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from protos.wire.enums import GraphRefusal
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.forward_batch import ForwardBatch
@@ -25,6 +27,10 @@ class EagerRunner:
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run `batch`."""
         return self._model_runner.forward(batch, self._context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of final hidden states."""
+        return self._model_runner.logits(hidden)
 
 
 def eager_runner(model: LanguageModel, *attention: AttentionBackend[Any]) -> EagerRunner:

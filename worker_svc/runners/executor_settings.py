@@ -39,3 +39,13 @@ class ExecutorSettings:
     """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenSettings:
+    """Which final hidden states rows may ask for, and which every forward keeps: `null`, `last` or `full`."""
+
+    max_hidden_mode: str = "full"
+    """Highest that a row of a plan may ask for."""
+    capture_hidden_mode: str = "null"
+    """What every forward keeps at least; not above `max_hidden_mode`."""
