@@ -62,5 +62,5 @@ def test_when_one_ends_the_others_are_ended(tmp_path):
 
 
 def test_the_rules_it_loads_are_those_of_the_manifests():
-    assert observe.RULES == Path(observe.__file__).parents[1] / "monitoring" / "rules.yaml"
+    assert Path(observe.__file__).parents[1] / "monitoring" / "rules.yaml" == observe.RULES
     assert yaml.safe_load(observe.RULES.read_text())["groups"]
