@@ -43,6 +43,7 @@ FLAGS = {
     "open_timeout_s": ("2", 2.0),
     "plan_timeout_s": ("3", 3.0),
     "report_interval_ms": ("100", 100),
+    "report_late_s": ("0.5", 0.5),
     "report_lost_s": ("4", 4.0),
     "reattach_min_s": ("0.2", 0.2),
     "reattach_max_s": ("7", 7.0),
