@@ -155,6 +155,7 @@ def _link_maker(
             open_timeout_s=config.open_timeout_s,
             plan_timeout_s=config.plan_timeout_s,
             report_interval_ms=config.report_interval_ms,
+            report_late_s=config.report_late_s,
             report_lost_s=config.report_lost_s,
         ),
         attach_timeout_s=config.attach_timeout_s,

@@ -206,6 +206,9 @@ class LinksConfig(ConfigGroup):
     report_interval_ms: int = Field(
         default=250, ge=10, le=10_000, description="Milliseconds between a worker's reports."
     )
+    report_late_s: Seconds = Field(
+        default=1.0, description="Seconds without a report after which a worker gets no new requests."
+    )
     report_lost_s: Seconds = Field(
         default=2.75, description="Seconds without a report after which a worker counts as lost."
     )
