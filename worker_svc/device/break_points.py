@@ -10,8 +10,43 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from protos.wire.errors import InternalFault
+
 Result = Tensor | tuple[Tensor, ...] | None
 Marked = Callable[..., Result]
+
+
+def parts_of(result: Result) -> tuple[Tensor, ...]:
+    """The tensors that a marked call returned."""
+    if result is None:
+        return ()
+    return (result,) if isinstance(result, Tensor) else result
+
+
+def rebuilt(like: Result, parts: tuple[Tensor, ...]) -> Result:
+    """`parts` in the structure of `like`."""
+    if like is None:
+        return None
+    return parts[0] if isinstance(like, Tensor) else parts
+
+
+def copy_result(made: Result, into: Result) -> None:
+    """Copy what a replayed marked call returned over what the captured one did.
+
+    Raises:
+        InternalFault: its structure, shapes or dtypes are unlike those of the capture.
+    """
+    sources, targets = parts_of(made), parts_of(into)
+    if [(part.shape, part.dtype) for part in sources] != [(part.shape, part.dtype) for part in targets]:
+        raise InternalFault(
+            f"a marked call gave {_described(sources)} at a replay and {_described(targets)} at the capture"
+        )
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _described(parts: tuple[Tensor, ...]) -> str:
+    return ", ".join(f"{tuple(part.shape)} of {part.dtype}" for part in parts) or "nothing"
 
 
 class BreakPolicy(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker_svc.device.break_points import Marked, Result
 from worker_svc.device.device_graph import CaptureError
 
 
@@ -84,6 +85,10 @@ class CudaCapture:
         """Let `side` take part from here on. `end` joins it."""
         side.wait_stream(self._stream)
         self._forked.append(side)
+
+    def marked(self, function: Marked, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Result:
+        """See `GraphCapture.marked`."""
+        return function(*tensors, **options)
 
     def end(self) -> CudaGraph:
         """See `GraphCapture.end`."""

@@ -6,9 +6,11 @@ replay. What cannot be replayed makes the capture fail, with the operator's name
 """
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
+
+from worker_svc.device.break_points import Marked, Result
 
 
 class CaptureError(Exception):
@@ -24,7 +26,14 @@ class DeviceGraph(Protocol):
 
 
 class GraphCapture(Protocol):
-    """A capture that is on: what runs on this thread is recorded."""
+    """A capture that is on: what runs on this thread is recorded. A `BreakPolicy` for marked calls inside the graph."""
+
+    def marked(self, function: Marked, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Result:
+        """Make a marked call part of the graph: each replay runs it on the captured addresses.
+
+        On a GPU its operators are captured. On the CPU it is one call of the tape, free to look at values.
+        """
+        ...
 
     def end(self) -> DeviceGraph:
         """Stop recording.

@@ -7,6 +7,7 @@ runs the operators again, in order, on the same addresses (`tape_program.py`). K
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from worker_svc.device.break_points import Marked, Result, copy_result, parts_of, rebuilt
 from worker_svc.device.device_graph import CaptureError
 from worker_svc.device.tape_arena import TapeArena
 from worker_svc.device.tape_operators import (
@@ -27,7 +29,7 @@ from worker_svc.device.tape_operators import (
     tensors_of,
     why_not_recorded,
 )
-from worker_svc.device.tape_program import RecordedCall, TapeProgram
+from worker_svc.device.tape_program import MarkedCall, RecordedCall, TapeProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,9 +88,17 @@ class TapeCapture:
     def __init__(self, arena: TapeArena) -> None:
         self._recorder = _Recorder(arena)
         self._guard = _HostGuard(self._recorder)
-        self._is_on = True
-        self._guard.__enter__()
-        self._recorder.__enter__()
+        self._is_on = False
+        self._switch_on()
+
+    def marked(self, function: Marked, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Result:
+        """See `GraphCapture.marked`."""
+        self._switch_off()
+        try:
+            made = function(*tensors, **options)
+            return self._recorder.keep_marked(partial(function, **options), tensors, made=made)
+        finally:
+            self._switch_on()
 
     def end(self) -> Tape:
         """See `GraphCapture.end`."""
@@ -96,15 +106,23 @@ class TapeCapture:
         if self._recorder.problem is not None:
             raise CaptureError(self._recorder.problem)
         calls = self._recorder.calls
-        scratch = frozenset(call.operator.name() for call in calls if call.results)
+        scratch = frozenset(call.operator.name() for call in calls if isinstance(call, RecordedCall) and call.results)
         return Tape(program=TapeProgram(calls), num_calls=len(calls), scratch_operators=scratch)
 
     def abandon(self) -> None:
         """See `GraphCapture.abandon`."""
         if self._is_on:
-            self._is_on = False
-            self._recorder.__exit__(None, None, None)
-            self._guard.__exit__(None, None, None)
+            self._switch_off()
+
+    def _switch_on(self) -> None:
+        self._is_on = True
+        self._guard.__enter__()
+        self._recorder.__enter__()
+
+    def _switch_off(self) -> None:
+        self._is_on = False
+        self._recorder.__exit__(None, None, None)
+        self._guard.__exit__(None, None, None)
 
 
 class _Recorder(TorchDispatchMode):
@@ -113,7 +131,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, arena: TapeArena) -> None:
         super().__init__()
         self._arena = arena
-        self.calls: list[RecordedCall] = []
+        self.calls: list[RecordedCall | MarkedCall] = []
         self.problem: str | None = None
 
     def refuse(self, what: str, why: str) -> None:
@@ -178,6 +196,15 @@ class _Recorder(TorchDispatchMode):
     ) -> None:
         lasting = tree_map_only(Tensor, self._lasting, (args, kwargs, tuple(results)))
         self.calls.append(RecordedCall(operator=func, arguments=lasting[0], keywords=lasting[1], results=lasting[2]))
+
+    def keep_marked(self, function: Marked, tensors: tuple[Tensor, ...], *, made: Result) -> Result:
+        """Record a marked call that has just run and given `made`; what the work goes on with."""
+        outs = tuple(self._arena.empty(part.shape, part.stride(), part.dtype) for part in parts_of(made))
+        result = rebuilt(made, outs)
+        copy_result(made, result)
+        inputs, kept = tuple(map(self._lasting, tensors)), tuple(map(self._lasting, outs))
+        self.calls.append(MarkedCall(function=function, inputs=inputs, result=rebuilt(made, kept)))
+        return result
 
     def _lasting(self, tensor: Tensor) -> Tensor:
         """To hold for the tape's life: in the arena by address only, so that its block is free after the work."""

@@ -5,17 +5,21 @@ model has over a thousand. The program is run as it is written: every optimisati
 fused operator has other bits. Knows nothing of captures.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from worker_svc.device.break_points import Marked, Result, copy_result
 from worker_svc.device.device_graph import CaptureError
 
 _OPTIONAL_TENSORS = torch._C.ListType(torch._C.OptionalType(torch._C.TensorType.get()))
+_NAMESPACE = "forwardplane_tape"
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
 
@@ -30,21 +34,36 @@ class RecordedCall:
     """Where to copy what it returns. Empty if it writes in place."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MarkedCall:
+    """A call into Python on tensors that live as long as the program."""
+
+    function: Marked
+    inputs: tuple[Tensor, ...]
+    result: Result
+    """Where to copy what it returns."""
+
+
 class TapeProgram:
     """Runs its calls in order. Holds every tensor it uses."""
 
-    def __init__(self, calls: Sequence[RecordedCall]) -> None:
+    def __init__(self, calls: Sequence[RecordedCall | MarkedCall]) -> None:
         """Compile.
 
         Raises:
             CaptureError: torch's interpreter does not know an operator or an argument.
         """
-        writer = _Writer()
+        marked = [call for call in calls if isinstance(call, MarkedCall)]
+        self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+        name = f"marked_{id(self):x}"
+        if marked:
+            # It says that it writes a tensor, so that the interpreter keeps it, and its place.
+            self._library.define(f"{name}(Tensor(a!) written, int index) -> ()")
+            self._library.impl(name, partial(_call_marked, marked), "CompositeExplicitAutograd")
+            weakref.finalize(self, marked.clear)  # torch keeps what was registered
+        writer = _Writer(marked=f"{_NAMESPACE}::{name}")
         for call in calls:
-            try:
-                writer.add(call)
-            except RuntimeError as error:
-                raise CaptureError(f"{call.operator.name()} cannot be captured: {error}") from error
+            writer.add_any(call)
         self._tensors = writer.tensors
         self._function = writer.function()
 
@@ -54,16 +73,35 @@ class TapeProgram:
         self._function(*self._tensors)
 
 
+def _call_marked(calls: Sequence[MarkedCall], written: Tensor, index: int) -> None:  # noqa: ARG001 - the schema's
+    call = calls[index]
+    copy_result(call.function(*call.inputs), call.result)
+
+
 class _Writer:
     """Builds the interpreter's graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, marked: str) -> None:
         self._graph = torch._C.Graph()
+        self._marked = marked
+        self._num_marked = 0
+        self._written = torch.zeros(1)
         self._values: dict[int, torch._C.Value] = {}
         self._beside: list[Tensor] = []
         self.tensors: list[Tensor] = []
 
-    def add(self, call: RecordedCall) -> None:
+    def add_any(self, call: RecordedCall | MarkedCall) -> None:
+        """Append a call."""
+        if isinstance(call, MarkedCall):
+            self._append(self._marked, [self._tensor(self._written), self._value(self._num_marked)], num_outputs=0)
+            self._num_marked += 1
+            return
+        try:
+            self._add(call)
+        except RuntimeError as error:
+            raise CaptureError(f"{call.operator.name()} cannot be captured: {error}") from error
+
+    def _add(self, call: RecordedCall) -> None:
         schema = call.operator._schema
         self._beside = [argument for argument in call.arguments if isinstance(argument, Tensor)]
         given = dict(zip((argument.name for argument in schema.arguments), call.arguments, strict=False))

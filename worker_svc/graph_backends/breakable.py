@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protos.wire.errors import InternalFault
-from worker_svc.device.break_points import BreakPoints, Marked, Result
+from worker_svc.device.break_points import BreakPoints, Marked, Result, copy_result, parts_of, rebuilt
 from worker_svc.device.device_graph import CaptureSession, DeviceGraph, GraphCapture, GraphDevice
 from worker_svc.graph_backends.base import Outputs, Pause, Work, no_pause
 from worker_svc.graph_backends.kept_tensors import KeptTensors
@@ -35,11 +34,7 @@ class EagerCall:
         Raises:
             InternalFault: its result is unlike the captured one.
         """
-        made, kept = _parts(self.function(*self.inputs, **self.options)), _parts(self.result)
-        if [(part.shape, part.dtype) for part in made] != [(part.shape, part.dtype) for part in kept]:
-            raise InternalFault(f"a marked call gave {_described(made)} at a replay, {_described(kept)} at the capture")
-        for target, source in zip(kept, made, strict=True):
-            target.copy_(source)
+        copy_result(self.function(*self.inputs, **self.options), self.result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +108,7 @@ class _WarmUp:
             self._kept.reserve(tensor, place=("input", index))
         with self._breaks.straight():
             result = function(*tensors, **options)
-        for index, part in enumerate(_parts(result)):
+        for index, part in enumerate(parts_of(result)):
             self._kept.reserve(part, place=("result", self._num_breaks, index))
         self._num_breaks += 1
         return result
@@ -138,7 +133,7 @@ class _Recorder:
         with self._breaks.straight():
             made = function(*inputs, **options)
             keep = partial(self._kept_part, self._num_breaks)
-            result = _rebuilt(made, tuple(keep(index, part) for index, part in enumerate(_parts(made))))
+            result = rebuilt(made, tuple(keep(index, part) for index, part in enumerate(parts_of(made))))
             self._pause()
         self._pieces.append(EagerCall(function=function, inputs=inputs, options=options, result=result))
         self._num_breaks += 1
@@ -155,20 +150,3 @@ class _Recorder:
 
     def _kept_part(self, break_index: int, index: int, part: Tensor) -> Tensor:
         return self._kept.copy(part, place=("result", break_index, index))
-
-
-def _parts(result: Result) -> tuple[Tensor, ...]:
-    if result is None:
-        return ()
-    return (result,) if isinstance(result, Tensor) else result
-
-
-def _rebuilt(like: Result, parts: tuple[Tensor, ...]) -> Result:
-    """`parts` in the structure of `like`."""
-    if like is None:
-        return None
-    return parts[0] if isinstance(like, Tensor) else parts
-
-
-def _described(parts: tuple[Tensor, ...]) -> str:
-    return ", ".join(f"{tuple(part.shape)} of {part.dtype}" for part in parts) or "nothing"

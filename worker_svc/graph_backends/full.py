@@ -1,8 +1,9 @@
-"""One graph per key: the whole work in one piece. Marked calls are recorded like everything else."""
+"""One graph per key: the whole work in one piece, marked calls included."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from worker_svc.device.break_points import BreakPoints
 from worker_svc.device.device_graph import DeviceGraph, GraphDevice
 from worker_svc.graph_backends.base import Outputs, Pause, Work, no_pause
 from worker_svc.graph_backends.kept_tensors import KeptTensors
@@ -19,9 +20,10 @@ class FullBackend:
 
     name = "full"
 
-    def __init__(self, device: GraphDevice, *, kept: KeptTensors) -> None:
+    def __init__(self, device: GraphDevice, *, kept: KeptTensors, breaks: BreakPoints) -> None:
         self._device = device
         self._kept = kept
+        self._breaks = breaks
         self._captured: dict[Hashable, _Captured] = {}
 
     def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
@@ -33,7 +35,9 @@ class FullBackend:
         with self._device.session() as session:
             recording = session.begin()
             try:
-                outputs = tuple(self._kept.copy(made, place=index) for index, made in enumerate(work()))
+                with self._breaks.handled_by(recording):
+                    results = work()
+                outputs = tuple(self._kept.copy(part, place=index) for index, part in enumerate(results))
                 graph = recording.end()
             finally:
                 recording.abandon()

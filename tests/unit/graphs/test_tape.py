@@ -1,5 +1,7 @@
 """The CPU's tape keeps the contract of device graphs."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -116,6 +118,23 @@ def test_writes_into_outside_tensors_happen_again() -> None:
     pool.zero_()
     tape.replay()
     assert pool.sum(1).tolist() == [0, 8, 0, 0, 0, 0, 0, 8]
+
+
+def test_a_tape_that_is_let_go_lets_go_of_its_tensors() -> None:
+    device = TapeDevice()
+    values = torch.ones(3)
+    with torch.inference_mode(), device.session() as session:
+        capture = session.begin()
+        try:
+            capture.marked(lambda numbers: numbers * 2, (values,), {})
+            tape = capture.end()
+        finally:
+            capture.abandon()
+    tape.replay()
+    watched = weakref.ref(values)
+    del values, tape, capture, session
+    gc.collect()
+    assert watched() is None
 
 
 NUMBERS = torch.arange(4)
