@@ -9,7 +9,9 @@ import torch
 from protos.service.model_files import ModelFolder
 from protos.wire.enums import ForwardMode, GraphRefusal
 from worker_svc.attention.registry import attention_backend
-from worker_svc.batch.forward_batch import ExtendGroup, ForwardBatch, PageGroup
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.page_group import PageGroup
+from worker_svc.batch.row_groups import ExtendGroup
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
@@ -79,8 +81,6 @@ def make_batch(
         forward_mode=mode,
         logical_mode=mode,
         graph=GraphRefusal.DISABLED,
-        num_reqs=len(rows),
-        num_tokens=len(positions),
         input_ids=as_tensor(ids.astype(np.int32)),
         positions=as_tensor(positions.astype(np.int64)),
         seq_lens=as_tensor(seq_lens),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.forward_batch import PageGroup
+from worker_svc.batch.page_group import PageGroup
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
 Array = np.ndarray

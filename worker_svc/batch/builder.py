@@ -6,27 +6,20 @@ read, every tensor and host array of a batch is a copy of its own, and slots are
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from protos.wire.plan import Forward, ForwardPlan, PageTable
-from worker_svc.batch.forward_batch import ExtendGroup, ForwardBatch, PageGroup
+from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import ModeTraits, traits_of
+from worker_svc.batch.owned import Array, device_copy, frozen_copy
+from worker_svc.batch.page_group import PageGroup
 from worker_svc.batch.positions import decode_positions, extend_positions, page_places, start_offsets, token_rows
-from worker_svc.batch.sampled_rows import logprob_group, sampling_group
-
-Array = np.ndarray
-
-
-class SlotTranslator(Protocol):
-    """Turns places in a sub-pool's pages into device slots; keeps nothing between plans."""
-
-    def slots(self, sub_pool: int, pages: Array, offsets: Array) -> Array:
-        """[n] int64 slots of the places (pages[i], offsets[i])."""
-        ...
+from worker_svc.batch.row_groups import ExtendGroup
+from worker_svc.batch.sampled_rows import hidden_group, logprob_group, sampling_group
+from worker_svc.kv.write_plan import SlotTranslator, WritePlan, window_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +34,17 @@ class _TokenLayout:
     """[T] int64"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Step:
+    """What the forwards of one plan share."""
+
+    plan: ForwardPlan
+    layout: _TokenLayout
+    tables: list[PageTable]
+    """By sub-pool."""
+    write_plan: WritePlan
+
+
 class BatchBuilder:
     """Builds batches for one device. Keeps no plan and no batch."""
 
@@ -53,12 +57,13 @@ class BatchBuilder:
         """The batches of a validated plan, in the order of its forwards."""
         layout = _layout(plan)
         tables = sorted(plan.page_tables, key=lambda table: table.sub_pool)
-        slots = [self._slots(table, layout) for table in tables]
-        return tuple(self._batch(plan, forward, layout=layout, tables=tables, slots=slots) for forward in plan.forwards)
+        write_plan = WritePlan(self._translator, lambda sub_pool: self._places(tables[sub_pool], layout))
+        step = _Step(plan=plan, layout=layout, tables=tables, write_plan=write_plan)
+        return tuple(self._batch(step, forward) for forward in plan.forwards)
 
-    def _slots(self, table: PageTable, layout: _TokenLayout) -> Array:
-        """[T] int64: slot each token of the plan writes to in one sub-pool."""
-        pages, offsets = page_places(
+    def _places(self, table: PageTable, layout: _TokenLayout) -> tuple[Array, Array]:
+        """([T] page, [T] offset in it): where each token of the plan belongs in one sub-pool."""
+        return page_places(
             layout.positions,
             layout.rows,
             kv_indptr=table.indptr,
@@ -66,65 +71,58 @@ class BatchBuilder:
             start_positions=_start_positions(table),
             page_size=self._page_sizes[table.sub_pool],
         )
-        return self._translator.slots(table.sub_pool, pages, offsets)
 
-    def _batch(
-        self,
-        plan: ForwardPlan,
-        forward: Forward,
-        *,
-        layout: _TokenLayout,
-        tables: Sequence[PageTable],
-        slots: Sequence[Array],
-    ) -> ForwardBatch:
+    def _batch(self, step: _Step, forward: Forward) -> ForwardBatch:
+        plan, layout = step.plan, step.layout
         rows = slice(forward.row_begin, forward.row_end)
         begin, end = int(layout.starts[rows.start]), int(layout.starts[rows.stop])
         traits = traits_of(forward.mode)
-        seq_lens = _owned(plan.rows.seq_lens[rows])
+        seq_lens = frozen_copy(plan.rows.seq_lens[rows])
         last_tokens = layout.starts[rows.start + 1 : rows.stop + 1] - (begin + 1)
         sampled = np.flatnonzero(plan.rows.samples[rows]) if traits.samples else np.empty(0, np.int64)
+        written = window_index(forward.write_window, rows=rows, starts=layout.starts)
         return ForwardBatch(
             forward_mode=forward.mode,
             logical_mode=forward.logical_mode,
             graph=forward.graph,
-            num_reqs=rows.stop - rows.start,
-            num_tokens=end - begin,
             input_ids=self._tensor(plan.tokens.ids[begin:end]),
             positions=self._tensor(_positions(plan, rows, traits=traits)),
             seq_lens=self._tensor(seq_lens),
             seq_lens_host=seq_lens,
             page_groups=tuple(
-                self._page_group(table, rows, out_cache_loc=slot[begin:end])
-                for table, slot in zip(tables, slots, strict=True)
+                self._page_group(table, rows, slots=step.write_plan.bind(table.sub_pool, written))
+                for table in step.tables
             ),
             logits_rows=self._tensor(last_tokens[sampled]),
             last_token_rows=self._tensor(last_tokens),
+            write_plan=step.write_plan,
             extend=self._extend_group(plan, rows) if traits.has_extend_group else None,
             sampling=sampling_group(plan, first_row=rows.start, sampled=sampled),
             logprobs=logprob_group(plan, first_row=rows.start, sampled=sampled),
+            hidden=hidden_group(plan, rows),
         )
 
-    def _page_group(self, table: PageTable, rows: slice, *, out_cache_loc: Array) -> PageGroup:
+    def _page_group(self, table: PageTable, rows: slice, *, slots: Array) -> PageGroup:
         begin, end = int(table.indptr[rows.start]), int(table.indptr[rows.stop])
-        indptr = _owned(table.indptr[rows.start : rows.stop + 1] - begin)
-        indices = _owned(table.indices[begin:end])
-        last_lens = _owned(table.last_page_lens[rows])
+        indptr = frozen_copy(table.indptr[rows.start : rows.stop + 1] - begin)
+        indices = frozen_copy(table.indices[begin:end])
+        last_lens = frozen_copy(table.last_page_lens[rows])
         return PageGroup(
             sub_pool=table.sub_pool,
             kv_indptr=self._tensor(indptr),
             kv_indices=self._tensor(indices),
             kv_last_page_len=self._tensor(last_lens),
-            out_cache_loc=self._tensor(out_cache_loc),
+            out_cache_loc=torch.from_numpy(slots).to(self._device),
             kv_indptr_host=indptr,
             kv_indices_host=indices,
             kv_last_page_len_host=last_lens,
-            start_positions_host=_owned(_start_positions(table)[rows]),
+            start_positions_host=frozen_copy(_start_positions(table)[rows]),
         )
 
     def _extend_group(self, plan: ForwardPlan, rows: slice) -> ExtendGroup:
-        extend_lens = _owned(plan.rows.extend_lens[rows])
-        prefix_lens = _owned(plan.rows.first_positions[rows])
-        starts = _owned(start_offsets(extend_lens))
+        extend_lens = frozen_copy(plan.rows.extend_lens[rows])
+        prefix_lens = frozen_copy(plan.rows.first_positions[rows])
+        starts = frozen_copy(start_offsets(extend_lens))
         return ExtendGroup(
             extend_lens=self._tensor(extend_lens),
             prefix_lens=self._tensor(prefix_lens),
@@ -135,8 +133,7 @@ class BatchBuilder:
         )
 
     def _tensor(self, host: Array) -> Tensor:
-        """A device tensor of its own storage, also on the CPU."""
-        return torch.from_numpy(np.array(host)).to(self._device)
+        return device_copy(host, self._device)
 
 
 def _layout(plan: ForwardPlan) -> _TokenLayout:
@@ -160,10 +157,3 @@ def _start_positions(table: PageTable) -> Array:
     if table.start_positions is not None:
         return table.start_positions
     return np.zeros(len(table.last_page_lens), np.int32)
-
-
-def _owned(values: Array) -> Array:
-    """A read-only copy."""
-    copy = np.array(values)
-    copy.setflags(write=False)
-    return copy

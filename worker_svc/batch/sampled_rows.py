@@ -1,13 +1,14 @@
-"""The groups of a batch for the rows that sample now: how they do it, and which log-probabilities they return.
+"""The groups of a batch for what its rows return: how those that sample do it, log-probabilities, hidden states.
 
 Pure NumPy over the plan's columns; absent columns become their neutral values. Guards: the arrays are copies.
 """
 
 import numpy as np
 
+from protos.wire.enums import HiddenMode
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
-from worker_svc.batch.forward_batch import LogprobGroup, SamplingGroup
 from worker_svc.batch.logit_rules import logit_rules
+from worker_svc.batch.row_groups import HiddenCaptureGroup, LogprobGroup, SamplingGroup
 
 Array = np.ndarray
 
@@ -45,6 +46,14 @@ def logprob_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> Logpr
     if not (wanted.any() or top_counts.any()):
         return None
     return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts))
+
+
+def hidden_group(plan: ForwardPlan, rows: slice) -> HiddenCaptureGroup | None:
+    """Hidden states of `rows` of the plan; None if no row returns any."""
+    modes = plan.rows.hidden_modes
+    if modes is None or not (modes[rows] > HiddenMode.NULL).any():
+        return None
+    return HiddenCaptureGroup(modes=_frozen(modes[rows].copy()))
 
 
 def _column(column: Array | None, rows: Array, *, neutral: np.generic) -> Array:

@@ -11,7 +11,8 @@ from kernels.errors import KernelError
 from kernels.native_model import NativeModel, StepInput, StepPages
 from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
-from worker_svc.batch.forward_batch import ForwardBatch, PageGroup
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.page_group import PageGroup
 from worker_svc.model_runner import RunnerOutput
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from worker_svc.batch.forward_batch import LogprobGroup
+from worker_svc.batch.row_groups import LogprobGroup
 from worker_svc.sampling.candidates import ranked_ids
 from worker_svc.sampling.sampler import SampledRows, host_rows
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from protos.wire.enums import RowFailure, RowStatus
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ResultColumns, ResultLogprobs
-from worker_svc.batch.forward_batch import LogprobGroup, SamplingGroup
+from worker_svc.batch.row_groups import LogprobGroup, SamplingGroup
 from worker_svc.sampling.logprobs import SampledLogprobs, sampled_logprobs
 from worker_svc.sampling.sampler import sample
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.forward_batch import SamplingGroup
+from worker_svc.batch.row_groups import SamplingGroup
 from worker_svc.sampling.candidates import scaled_row, surviving_ids
 from worker_svc.sampling.philox import GUMBEL_MAX, gumbels, noise_words
 from worker_svc.sampling.ruled_row import ruled_row

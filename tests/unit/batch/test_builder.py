@@ -1,14 +1,15 @@
 import json
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from protos.wire.enums import GraphRefusal
-from protos.wire.plan import Forward, LogprobColumns, SamplingColumns
+from protos.wire.enums import GraphRefusal, HiddenMode
+from protos.wire.plan import Forward, LogprobColumns, SamplingColumns, WriteWindow
 from tests.support import plans
+from tests.support.batch_content import content, storages
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
 
@@ -33,29 +34,6 @@ def build(plan, page_sizes=(16,)):
     for batch in batches:
         batch.check()
     return batches
-
-
-def storages(value):
-    """Addresses of every tensor and array that a batch holds."""
-    if isinstance(value, torch.Tensor):
-        return [value.data_ptr()] if value.numel() else []
-    if isinstance(value, np.ndarray):
-        return [value.__array_interface__["data"][0]] if value.size else []
-    if isinstance(value, tuple):
-        return [address for part in value for address in storages(part)]
-    if is_dataclass(value):
-        return [address for field in fields(value) for address in storages(getattr(value, field.name))]
-    return []
-
-
-def content(value):
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.tolist()
-    if isinstance(value, tuple):
-        return [content(part) for part in value]
-    if is_dataclass(value):
-        return {field.name: content(getattr(value, field.name)) for field in fields(value)}
-    return value
 
 
 def columns_of(plan):
@@ -201,19 +179,36 @@ def test_extend_vectors_through_the_builder(case):
     assert batch.seq_lens.tolist() == case["seq_lens"]
 
 
-@pytest.mark.parametrize("case", [case for case in VECTORS["trim"] if case["mode"] in ("EXTEND", "DECODE")])
-def test_trim_vectors_without_padding(case):
-    """What a batch holds is what a trim must restore: token rows, and one sampled row per request."""
-    lengths = case["extend_lens"]
-    plan = plans.make_extend_plan(lengths) if lengths else plans.make_decode_plan(case["num_reqs"])
-    (batch,) = build(plan)
-    assert batch.num_tokens == case["token_rows_kept"]
-    assert batch.num_logits == case["sampled_ids"]
+def test_every_forward_of_a_plan_binds_the_same_write_plan():
+    rows = [plans.decode(20), plans.decode(33), plans.extend(0, 9)]
+    forwards = [plans.whole_forward(rows[:2]), plans.whole_forward(rows[2:], row_begin=2, row_end=3)]
+    decode, extend = build(plans.make_plan(rows, forwards=forwards))
+    assert decode.write_plan is extend.write_plan is not None
+    slots = decode.write_plan.slots(0)
+    assert slots[:2].tolist() == decode.page_groups[0].out_cache_loc.tolist()
+    assert slots[2:].tolist() == extend.page_groups[0].out_cache_loc.tolist()
+
+
+def test_a_write_window_sends_the_other_tokens_to_the_sink():
+    plan = plans.make_plan([plans.extend(0, 3), plans.extend(0, 4)])
+    (whole,) = build(plan)
+    (part,) = build(replace(plan, forwards=(replace(plan.forwards[0], write_window=WriteWindow(columns=(1, 3))),)))
+    slots = whole.page_groups[0].out_cache_loc.tolist()
+    assert part.page_groups[0].out_cache_loc.tolist() == [0, *slots[1:3], 0, *slots[4:6], 0]
+
+
+def test_hidden_states_that_rows_return_are_a_group():
+    plan = plans.make_mixed_plan()
+    (batch,) = build(replace(plan, rows=replace(plan.rows, hidden_modes=plans.u8(1, 2, 3, 1))))
+    assert batch.hidden.modes.tolist() == [1, 2, 3, 1]
+    assert batch.hidden.mode is HiddenMode.FULL
+    (batch,) = build(replace(plan, rows=replace(plan.rows, hidden_modes=plans.u8(1, 1, 1, 1))))
+    assert batch.hidden is None
 
 
 def test_a_batch_is_frozen():
     (batch,) = build(plans.make_decode_plan(1))
     assert isinstance(batch, ForwardBatch)
     with pytest.raises(AttributeError):
-        batch.num_reqs = 2
+        batch.seq_lens = batch.positions
     assert max(len(fields(type(part))) for part in (batch, batch.page_groups[0], batch.sampling)) <= 16

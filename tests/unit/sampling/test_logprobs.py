@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.support import oracle
-from worker_svc.batch.forward_batch import LogprobGroup
+from worker_svc.batch.row_groups import LogprobGroup
 from worker_svc.sampling.logprobs import sampled_logprobs
 from worker_svc.sampling.sampler import SampledRows
 

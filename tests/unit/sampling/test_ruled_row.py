@@ -5,8 +5,8 @@ import torch
 from protos.wire.plan import Mask
 from tests.support import oracle
 from tests.support.plans import f32, u32
-from worker_svc.batch.forward_batch import SamplingGroup
 from worker_svc.batch.logit_rules import LogitRules, RowBias, RowPenalties
+from worker_svc.batch.row_groups import SamplingGroup
 from worker_svc.sampling.ruled_row import ruled_row
 from worker_svc.sampling.sampler import sample
 

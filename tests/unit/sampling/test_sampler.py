@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.support import oracle
-from worker_svc.batch.forward_batch import SamplingGroup
+from worker_svc.batch.row_groups import SamplingGroup
 from worker_svc.sampling.sampler import sample
 
 WIDTH = 500

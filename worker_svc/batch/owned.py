@@ -1,0 +1,31 @@
+"""Copies that belong to a batch: read-only host arrays, device tensors of their own storage. Knows no batch."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray
+
+
+def frozen_copy(values: Array) -> Array:
+    """A read-only copy."""
+    copy = np.array(values)
+    copy.setflags(write=False)
+    return copy
+
+
+def device_copy(host: Array, device: torch.device) -> Tensor:
+    """A device tensor of its own storage, also on the CPU."""
+    return torch.from_numpy(np.array(host)).to(device)
+
+
+def with_tail(values: Tensor, length: int, *, fill: int) -> Tensor:
+    """A copy of [n], `length` elements long, with `fill` behind its own."""
+    padded = values.new_full((length,), fill)
+    padded[: len(values)] = values
+    return padded
+
+
+def is_same(tensor: Tensor, host: Array) -> bool:
+    """Whether a tensor and its host copy hold the same. Reads the device: for tests."""
+    return bool(np.array_equal(tensor.detach().cpu().numpy(), host))
