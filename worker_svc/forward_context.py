@@ -26,12 +26,12 @@ class ForwardContext:
 
     @contextmanager
     def bind(self, batch: ForwardBatch) -> Iterator[None]:
-        """Plan attention for `batch` and make it the current step."""
-        self._metadata = self._attention.plan(batch)
+        """Plan attention for `batch` and make it the current step. Inside another step, which then goes on."""
+        before, self._metadata = self._metadata, self._attention.plan(batch)
         try:
             yield
         finally:
-            self._metadata = None
+            self._metadata = before
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int) -> Tensor:
         """Store and attend in the current step; see `AttentionBackend.run`. A marked call."""

@@ -1,0 +1,57 @@
+"""A batch of one row that lies in the sink: what captures and warm-ups run, since it changes nothing that is read."""
+
+import numpy as np
+import torch
+
+from protos.wire.enums import ForwardMode, GraphRefusal
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.forward_mode import traits_of
+from worker_svc.batch.owned import device_copy, frozen_copy
+from worker_svc.batch.page_group import SINK_SLOT, PageGroup
+from worker_svc.batch.row_groups import ExtendGroup
+
+_ONE = frozen_copy(np.ones(1, np.int32))
+_ZERO = frozen_copy(np.zeros(1, np.int32))
+_INDPTR = frozen_copy(np.array([0, 1], np.int32))
+
+
+def sink_batch(mode: ForwardMode, *, num_sub_pools: int, device: torch.device) -> ForwardBatch:
+    """One token with id 0 at position 0, in the sink page of every sub-pool. It does not sample."""
+    return ForwardBatch(
+        forward_mode=mode,
+        logical_mode=mode,
+        graph=GraphRefusal.DISABLED,
+        input_ids=device_copy(_ZERO, device),
+        positions=torch.zeros(1, dtype=torch.int64, device=device),
+        seq_lens=device_copy(_ONE, device),
+        seq_lens_host=_ONE,
+        page_groups=tuple(_sink_group(sub_pool, device) for sub_pool in range(num_sub_pools)),
+        logits_rows=torch.zeros(0, dtype=torch.int64, device=device),
+        last_token_rows=torch.zeros(1, dtype=torch.int64, device=device),
+        extend=_one_token(device) if traits_of(mode).has_extend_group else None,
+    )
+
+
+def _sink_group(sub_pool: int, device: torch.device) -> PageGroup:
+    return PageGroup(
+        sub_pool=sub_pool,
+        kv_indptr=device_copy(_INDPTR, device),
+        kv_indices=device_copy(_ZERO, device),
+        kv_last_page_len=device_copy(_ONE, device),
+        out_cache_loc=torch.full((1,), SINK_SLOT, dtype=torch.int64, device=device),
+        kv_indptr_host=_INDPTR,
+        kv_indices_host=_ZERO,
+        kv_last_page_len_host=_ONE,
+        start_positions_host=_ZERO,
+    )
+
+
+def _one_token(device: torch.device) -> ExtendGroup:
+    return ExtendGroup(
+        extend_lens=device_copy(_ONE, device),
+        prefix_lens=device_copy(_ZERO, device),
+        extend_start_loc=device_copy(_ZERO, device),
+        extend_lens_host=_ONE,
+        prefix_lens_host=_ZERO,
+        extend_start_loc_host=_ZERO,
+    )
