@@ -34,6 +34,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "fp_model_create": (_INT, (_VOID_P, _VOID_P, _HANDLE_OUT, _ERROR)),
     "fp_model_set_tensor": (_INT, (_VOID_P, _INT, _INT, _INT, _VOID_P, ctypes.c_int64, _ERROR)),
     "fp_model_seal": (_INT, (_VOID_P, _ERROR)),
+    "fp_model_reserve": (_INT, (_VOID_P, _VOID_P, _ERROR)),
     "fp_model_variant": (_INT, (_VOID_P,)),
     "fp_model_weight_bytes": (ctypes.c_int64, (_VOID_P,)),
     "fp_model_kv": (_INT, (_VOID_P, _INT, _HANDLE_OUT, ctypes.POINTER(ctypes.c_int64), _ERROR)),
@@ -82,7 +83,23 @@ class Native:
         return f"native {VARIANT_NAMES[variant or self.best_variant()]} {self.version} ({threads} thread{plural})"
 
 
-class ThreadPool:
+class Closing:
+    """What is closed by its owner, or at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Free everything. Safe to repeat."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ThreadPool(Closing):
     """Threads that kernels share their work over. One a process; closed by its owner after the models that use it."""
 
     def __init__(self, native: Native, *, threads: int, spin_us: int = DEFAULT_SPIN_US) -> None:
@@ -101,14 +118,6 @@ class ThreadPool:
         if self.handle:
             self.native.library.fp_pool_destroy(self.handle)
             self.handle = ctypes.c_void_p()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def load_native(*, cache: Path | None = None, cpu_info: Path = CPU_INFO) -> Native | NativeUnavailable:

@@ -6,14 +6,12 @@ Guards: a row's output does not depend on batch mates, chunking, the number of t
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kernels.errors import KernelError, KernelStatus
-from kernels.native import Native, ThreadPool
+from kernels.native import Closing, Native, ThreadPool
 from kernels.native_spec import NativeLimits, NativeModelSpec, RawTensor, placed
 from kernels.native_types import (
     MAX_GROUPS,
@@ -93,7 +91,7 @@ class _Bound:
     kept: list[Array] = field(default_factory=list)
 
 
-class NativeModel:
+class NativeModel(Closing):
     """Made by the worker's composition root; lives as long as the process. One thread at a time."""
 
     def __init__(
@@ -111,6 +109,19 @@ class NativeModel:
         except KernelError:
             self.close()
             raise
+
+    def reserve_pages(self, num_pages: Sequence[int]) -> None:
+        """Replace the pages of every sub-pool by so many new ones; what they held is lost, and so are views of them.
+
+        Raises:
+            KernelError: a number is out of range, or the system does not give the memory; the old pages stay.
+        """
+        if len(num_pages) != self.spec.num_groups:
+            message = f"num_pages names {len(num_pages)} sub-pools, the model has {self.spec.num_groups}"
+            raise KernelError(message, status=KernelStatus.INVALID)
+        counts = (ctypes.c_int32 * len(num_pages))(*num_pages)
+        self._native.call("fp_model_reserve", self._handle, counts)
+        self.limits = replace(self.limits, num_pages=tuple(num_pages))
 
     def step(self, inputs: StepInput) -> StepOutput:
         """Run one forward as one native call.
@@ -174,14 +185,6 @@ class NativeModel:
         if self._handle:
             self._native.library.fp_model_destroy(self._handle)
             self._handle = ctypes.c_void_p()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _set_weights(self, weights: Mapping[str, RawTensor]) -> None:
         for role, layer, tensor in placed(weights):

@@ -15,6 +15,8 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, 
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.kv.sizing import running_limit
+from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -42,7 +44,7 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         translator=side.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
     )
     info = _worker_info(folder.card, settings, side=side)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)))
+    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
@@ -56,9 +58,9 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES,
+        features=FEATURES if side.canary is None else FEATURES | {Feature.CANARY},
         sub_pools=(sub_pool,),
-        limits=_limits(settings, context_tokens=config.context_tokens),
+        limits=_limits(settings, geometry, context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -75,9 +77,10 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
-def _limits(settings: ExecutorSettings, *, context_tokens: int) -> WorkerLimits:
+def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
-        max_rows=settings.max_rows,
+        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=WINDOW,

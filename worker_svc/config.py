@@ -48,6 +48,17 @@ class Kernels(StrEnum):
     TORCH = "torch"
 
 
+class KVCanary(StrEnum):
+    """What happens when a KV slot does not hold what it should."""
+
+    OFF = "off"
+    """Nothing is checked."""
+    COUNT = "count"
+    """It is logged and counted, and the row goes on."""
+    REFUSE = "refuse"
+    """The row fails, writes nothing, and is computed anew."""
+
+
 class Dtype(StrEnum):
     """Type of activations and KV."""
 
@@ -91,6 +102,20 @@ class ExecutorConfig(ConfigGroup):
     kernels: Kernels = Field(default=Kernels.AUTO, description="What computes fast numerics on the CPU.")
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
     num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the memory free at start that weights, graphs and KV pools may take; excludes kv_bytes "
+        "and num_pages; unset = on the CPU a quarter of what the weights leave, on a GPU 0.9.",
+    )
+    graph_memory_file: UserPath = Field(
+        default=Path("~/.cache/forwardplane/graph_memory.json"),
+        description="File that remembers how much memory captured graphs take.",
+    )
+    kv_canary: KVCanary = Field(
+        default=KVCanary.OFF, description="Check on every read that KV slots hold the tokens they should."
+    )
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens a page.")
     max_rows: int = Field(default=256, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a plan.")
     max_tokens: int = Field(default=2048, ge=1, le=MAX_PLAN_TOKENS, description="Most tokens of a plan.")
@@ -102,6 +127,8 @@ class ExecutorConfig(ConfigGroup):
     def _check_pool(self) -> "ExecutorConfig":
         if self.kv_bytes is not None and self.num_pages is not None:
             raise ValueError("kv_bytes and num_pages exclude each other")
+        if self.memory_fraction is not None and (self.kv_bytes is not None or self.num_pages is not None):
+            raise ValueError("memory_fraction excludes kv_bytes and num_pages")
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
         return self

@@ -74,6 +74,7 @@ class ProcessMetrics:
 
     memory_bytes: Gauge
     nan_rows: Counter
+    canary_hits: Counter
     fatal_errors: Counter
     startup_seconds: Gauge
     build: Info
@@ -171,6 +172,7 @@ def _process_metrics(registry: CollectorRegistry) -> ProcessMetrics:
     return ProcessMetrics(
         memory_bytes=Gauge(f"{PREFIX}memory_bytes", "Memory by use.", ["kind"], registry=registry),
         nan_rows=counter("nan_rows", "Rows whose last hidden state was not finite."),
+        canary_hits=counter("canary_hits", "Rows whose KV slots did not hold their own tokens."),
         fatal_errors=counter("fatal_errors", "Errors that ended the process."),
         startup_seconds=Gauge(
             f"{PREFIX}startup_seconds", "Time of each stage of the start.", ["stage"], registry=registry

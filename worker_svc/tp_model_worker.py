@@ -4,6 +4,9 @@ Coordinates only: how each step is done is in the parts it is given. Knows nothi
 nothing of a plan once its result is returned.
 """
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import torch
 
 from protos.wire.digest import plan_digest
@@ -13,6 +16,7 @@ from protos.wire.result import ForwardOutcome, ForwardResult
 from protos.wire.validate_features import check_column_features, check_forward_features
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.builder import BatchBuilder
+from worker_svc.batch.canary_guard import KVCanary, log_violations
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import traits_of
 from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
@@ -23,10 +27,13 @@ from worker_svc.sampling.row_results import RowResults
 class TpModelWorker:
     """An `Executor`. Made by `worker_svc/build.py`, used by the one thread that owns the device."""
 
-    def __init__(self, *, info: WorkerInfo, builder: BatchBuilder, dispatch: RunnerDispatch) -> None:
+    def __init__(
+        self, *, info: WorkerInfo, builder: BatchBuilder, dispatch: RunnerDispatch, canary: KVCanary | None = None
+    ) -> None:
         self._info = info
         self._builder = builder
         self._dispatch = dispatch
+        self._canary = canary
 
     def worker_info(self) -> WorkerInfo:
         """Geometry, limits and features; the same object for the process's life."""
@@ -48,7 +55,7 @@ class TpModelWorker:
                 batches = self._builder.build(plan)
                 clock.lap(Stage.HOST_TO_DEVICE)
                 outcomes = tuple(
-                    self._run(batch, results, first_row=forward.row_begin, clock=clock)
+                    self._run(_Step(plan, results, clock), batch, first_row=forward.row_begin)
                     for forward, batch in zip(plan.forwards, batches, strict=True)
                 )
         except RuntimeError as error:
@@ -72,24 +79,46 @@ class TpModelWorker:
         """Let go of weights, pools and runners; no plan may follow."""
         self._dispatch = RunnerDispatch(())
 
-    def _run(self, batch: ForwardBatch, results: RowResults, *, first_row: int, clock: StageClock) -> ForwardOutcome:
+    def _run(self, step: "_Step", batch: ForwardBatch, *, first_row: int) -> ForwardOutcome:
+        results, clock = step.results, step.clock
         dispatched = self._dispatch.choose(batch)
         if not traits_of(batch.forward_mode).runs_model:
-            return _outcome(batch, dispatched, forward_ns=0)
+            return _outcome(batch, dispatched)
+        batch, hits = self._guarded(step, batch, first_row=first_row)
         output = dispatched.runner.forward(batch)
         results.add_finite(output.finite.cpu().numpy(), first_row=first_row)
         forward_ns = clock.lap(Stage.FORWARD)
         if batch.sampling is not None:
             results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
         clock.lap(Stage.SAMPLE)
-        return _outcome(batch, dispatched, forward_ns=forward_ns)
+        return replace(_outcome(batch, dispatched), forward_ns=forward_ns, canary_hits=hits)
+
+    def _guarded(self, step: "_Step", batch: ForwardBatch, *, first_row: int) -> tuple[ForwardBatch, int]:
+        """The batch to run, and how many of its rows would read another's KV."""
+        if self._canary is None:
+            return batch, 0
+        rows = slice(first_row, first_row + batch.num_reqs)
+        batch, verdict = self._canary.guard(batch, self._canary.expected(step.plan.rows, rows))
+        if verdict.violations:
+            log_violations(verdict, first_row=first_row, handles=step.plan.rows.handles)
+            if self._canary.fails_rows:
+                step.results.add_corrupt(verdict.is_bad, first_row=first_row)
+        return batch, int(verdict.is_bad.sum())
 
 
-def _outcome(batch: ForwardBatch, dispatched: Dispatched, *, forward_ns: int) -> ForwardOutcome:
+class _Step(NamedTuple):
+    """One plan on its way through the device."""
+
+    plan: ForwardPlan
+    results: RowResults
+    clock: StageClock
+
+
+def _outcome(batch: ForwardBatch, dispatched: Dispatched) -> ForwardOutcome:
     return ForwardOutcome(
         mode=batch.forward_mode,
         graph=dispatched.graph,
-        real_tokens=batch.num_tokens,
+        real_tokens=batch.real_tokens,
         padded_tokens=0,
-        forward_ns=forward_ns,
+        forward_ns=0,
     )

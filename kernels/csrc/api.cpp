@@ -107,6 +107,13 @@ int32_t fp_model_seal(fp_model* model, fp_error* err) {
     return guarded(err, [&] { model->model.seal(); });
 }
 
+int32_t fp_model_reserve(fp_model* model, const int32_t* num_pages, fp_error* err) {
+    return guarded(err, [&] {
+        check_present("num_pages", num_pages);
+        model->model.reserve(num_pages);
+    });
+}
+
 int32_t fp_model_variant(const fp_model* model) { return model->model.variant(); }
 
 int64_t fp_model_weight_bytes(const fp_model* model) { return model->model.weight_bytes(); }

@@ -110,6 +110,8 @@ FP_API int32_t fp_model_set_tensor(fp_model* model, int32_t role, int32_t layer,
                                    int64_t num_bytes, fp_error* err);
 // Says which tensor is missing, if one is; required before the first step.
 FP_API int32_t fp_model_seal(fp_model* model, fp_error* err);
+// `num_pages`: of each sub-pool. New pages in place of those there are, whose content and addresses are lost. Between steps.
+FP_API int32_t fp_model_reserve(fp_model* model, const int32_t* num_pages, fp_error* err);
 FP_API int32_t fp_model_variant(const fp_model* model);
 FP_API int64_t fp_model_weight_bytes(const fp_model* model);
 // The pages of one sub-pool: [layers of the group][num_pages][kv_heads][keys: head_dim x 16 | values: 16 x head_dim] fp16.

@@ -71,16 +71,12 @@ Model::Model(const fp_model_spec& spec, ThreadPool& pool)
     products_ = &products_for(spec.variant, &variant_);
     layer_specs_.assign(spec.layers, spec.layers + spec.num_layers);
     spec_.layers = layer_specs_.data();
-    int in_group[FP_MAX_GROUPS] = {};
     layers_.resize(spec.num_layers);
     for (int i = 0; i < spec.num_layers; ++i) {
         layers_[i].spec = layer_specs_[i];
-        layers_[i].index_in_group = in_group[layer_specs_[i].group]++;
+        layers_[i].index_in_group = layers_in_group_[layer_specs_[i].group]++;
     }
-    const size_t page_elements = static_cast<size_t>(spec.num_kv_heads) * 2 * kPage * spec.head_dim;
-    for (int group = 0; group < spec.num_groups; ++group) {
-        kv_[group] = Buffer<uint16_t>(page_elements * spec.num_pages[group] * in_group[group]);
-    }
+    reserve(spec.num_pages);
     const size_t tokens = spec.max_tokens, wide = static_cast<size_t>(spec.num_q_heads) * spec.head_dim;
     x_ = Buffer<float>(tokens * spec.hidden_size);
     projected_ = Buffer<float>(tokens * spec.hidden_size);
@@ -104,6 +100,17 @@ Model::Model(const fp_model_spec& spec, ThreadPool& pool)
     }
 }
 
+void Model::reserve(const int32_t* num_pages) {
+    for (int i = 0; i < spec_.num_groups; ++i) check_count("num_pages", num_pages[i], 2, 1 << 26);
+    const size_t page_elements = static_cast<size_t>(spec_.num_kv_heads) * 2 * kPage * spec_.head_dim;
+    Buffer<uint16_t> pages[FP_MAX_GROUPS];
+    for (int i = 0; i < spec_.num_groups; ++i) pages[i] = Buffer<uint16_t>(page_elements * num_pages[i] * layers_in_group_[i]);
+    for (int i = 0; i < spec_.num_groups; ++i) {
+        kv_[i] = std::move(pages[i]);
+        spec_.num_pages[i] = num_pages[i];
+    }
+}
+
 void Model::check_spec() const {
     check_count("num_layers", spec_.num_layers, 1, 1024);
     check_multiple("hidden_size", spec_.hidden_size, kBlock, 1 << 16);
@@ -119,7 +126,6 @@ void Model::check_spec() const {
     check_count("max_rows", spec_.max_rows, 1, 1 << 14);
     check_count("max_tokens", spec_.max_tokens, spec_.max_rows, 1 << 16);
     check_count("num_groups", spec_.num_groups, 1, FP_MAX_GROUPS);
-    for (int i = 0; i < spec_.num_groups; ++i) check_count("num_pages", spec_.num_pages[i], 2, 1 << 26);
     for (int i = 0; i < spec_.num_layers; ++i) {
         check_count("layer group", spec_.layers[i].group, 0, spec_.num_groups - 1);
         check_count("layer rope", spec_.layers[i].rope, 0, FP_MAX_ROPES - 1);

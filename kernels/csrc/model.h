@@ -49,6 +49,8 @@ class Model {
 
     void set_tensor(int role, int layer, int type, const uint8_t* data, int64_t num_bytes);
     void seal();
+    // New pages in place of those there are, whose content is lost. Between steps.
+    void reserve(const int32_t* num_pages);
     void bind(const fp_step& step);
     int num_phases() const { return 2 + kPhasesPerLayer * spec_.num_layers; }
     void run_phase(int phase);
@@ -104,6 +106,7 @@ class Model {
     int variant_ = FP_AVX2;
     const ProductTable* products_ = nullptr;
     bool sealed_ = false;
+    int layers_in_group_[FP_MAX_GROUPS] = {};
     std::vector<Layer> layers_;
     int embedding_type_ = 0;
     Buffer<uint8_t> embedding_;

@@ -107,6 +107,7 @@ def _outcome_to_proto(outcome: ForwardOutcome) -> plan_pb2.ForwardOutcome:
         real_tokens=outcome.real_tokens,
         padded_tokens=outcome.padded_tokens,
         forward_ns=outcome.forward_ns,
+        canary_hits=outcome.canary_hits,
     )
     if isinstance(outcome.graph, GraphChoice):
         message.replayed.phase = plan_pb2.GraphPhase.ValueType(outcome.graph.phase)
@@ -129,6 +130,7 @@ def _outcome_from_proto(message: plan_pb2.ForwardOutcome) -> ForwardOutcome:
         real_tokens=message.real_tokens,
         padded_tokens=message.padded_tokens,
         forward_ns=message.forward_ns,
+        canary_hits=message.canary_hits,
     )
 
 

@@ -48,7 +48,7 @@ ROWS = (
     *_required(U8, "samples"),
     *_optional(U32, "sample_indices", "dp_ranks"),
     *_optional(U8, "hidden_modes"),
-    *_optional(U64, "canary_seeds", "length_source_seqs"),
+    *_optional(U64, "canary_seeds", "canary_hashes", "length_source_seqs"),
     *_optional(U32, "length_source_rows"),
 )
 TOKENS = (

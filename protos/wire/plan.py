@@ -87,6 +87,8 @@ class RowColumns:
     """u8 [R], values of `HiddenMode`"""
     canary_seeds: Array | None = None
     """u64 [R]"""
+    canary_hashes: Array | None = None
+    """u64 [R]: `canary_chain` after position first_position - 1; 0 = not known"""
     length_source_seqs: Array | None = None
     """u64 [R]"""
     length_source_rows: Array | None = None

@@ -90,6 +90,8 @@ class ForwardOutcome:
     real_tokens: int
     padded_tokens: int
     forward_ns: int
+    canary_hits: int = 0
+    """Rows whose KV did not hold their own tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

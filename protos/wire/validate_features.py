@@ -26,6 +26,7 @@ COLUMN_FEATURES: tuple[tuple[str, Callable[[ForwardPlan], Any], Feature], ...] =
     ("logprobs.prompt_starts", lambda plan: plan.logprobs and plan.logprobs.prompt_starts, Feature.PROMPT_LOGPROBS),
     ("rows.hidden_modes", lambda plan: plan.rows.hidden_modes, Feature.HIDDEN_STATES),
     ("rows.canary_seeds", lambda plan: plan.rows.canary_seeds, Feature.CANARY),
+    ("rows.canary_hashes", lambda plan: plan.rows.canary_hashes, Feature.CANARY),
     ("rows.dp_ranks", lambda plan: plan.rows.dp_ranks, Feature.ATTENTION_DP),
     ("rows.length_source_seqs", lambda plan: plan.rows.length_source_seqs, Feature.SPECULATION),
     ("rows.length_source_rows", lambda plan: plan.rows.length_source_rows, Feature.SPECULATION),

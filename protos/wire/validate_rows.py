@@ -69,6 +69,8 @@ def check_row_columns(plan: ForwardPlan, _info: WorkerInfo) -> None:
     check_range("rows.samples", rows.samples, low=0, high=1)
     check_range("rows.sample_indices", rows.sample_indices, low=0, high=limits.MAX_SAMPLES - 1)
     check_range("rows.hidden_modes", rows.hidden_modes, low=min(HiddenMode), high=max(HiddenMode))
+    if rows.canary_seeds is None:
+        check_absent("rows.canary_hashes", rows.canary_hashes, without="rows.canary_seeds")
     order = np.argsort(rows.handles, kind="stable")
     repeated = np.flatnonzero(np.diff(rows.handles[order]) == 0)
     if len(repeated):

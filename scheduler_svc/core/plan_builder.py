@@ -22,6 +22,7 @@ from protos.wire.plan import (
 from protos.wire.validate_features import COLUMN_FEATURES
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.batch import Batch, PlannedRow
+from scheduler_svc.core.canary_columns import canary_columns
 from scheduler_svc.core.rule_columns import mask_columns, penalty_columns
 from scheduler_svc.core.sampling_columns import sampling_columns, unless_neutral
 from scheduler_svc.core.worker_state import WorkerState
@@ -32,7 +33,7 @@ _LITERAL, _REFERENCE = 0, 1
 def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardPlan:
     """The plan with the worker's next seq."""
     rows = batch.rows()
-    columns = _row_columns(rows)
+    columns = _row_columns(rows, worker.info)
     tokens = _token_columns(batch)
     plan = ForwardPlan(
         identity=PlanIdentity(
@@ -57,7 +58,8 @@ def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardP
     return replace(plan, identity=replace(plan.identity, required_features=features))
 
 
-def _row_columns(rows: list[PlannedRow]) -> RowColumns:
+def _row_columns(rows: list[PlannedRow], info: WorkerInfo) -> RowColumns:
+    canary_seeds, canary_hashes = canary_columns(rows, info)
     seq_lens = np.array([row.seq_len for row in rows], dtype=np.int32)
     first_positions = np.array([row.first_position for row in rows], dtype=np.int32)
     return RowColumns(
@@ -70,6 +72,8 @@ def _row_columns(rows: list[PlannedRow]) -> RowColumns:
         sample_indices=unless_neutral(
             np.array([row.request.spec.sampling.sample_index for row in rows], dtype=np.uint32), 0
         ),
+        canary_seeds=canary_seeds,
+        canary_hashes=canary_hashes,
     )
 
 

@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from scheduler_svc.core.canary_chain import CanaryChain
 from scheduler_svc.core.events import NeedMask, RequestSpec
 from scheduler_svc.core.request_rules import RequestRules, request_rules
 from scheduler_svc.memory.page_holding import PageHolding
@@ -51,6 +52,8 @@ class CacheUse:
     """By worker, while the request waits: what was found last."""
     cached_tokens: int | None = None
     """Prompt tokens found when it was first placed; None before."""
+    canary: CanaryChain | None = None
+    """Hash of a prefix of its tokens; None: not asked for yet."""
     is_trusting: bool = True
     """False after bad numbers, until the next token: it uses nothing that others computed."""
 

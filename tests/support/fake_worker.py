@@ -315,6 +315,7 @@ def _result(plan: ForwardPlan, answers: list[int | RowFailure | None], *, logits
                 real_tokens=int(rows.extend_lens[forward.row_begin : forward.row_end].sum()),
                 padded_tokens=0,
                 forward_ns=1,
+                canary_hits=failures[forward.row_begin : forward.row_end].count(RowFailure.CANARY),
             )
             for forward in plan.forwards
         ),

@@ -3,14 +3,15 @@
 Every plan is validated and sent through the codec, so what the executor sees are read-only views of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from protos.wire.canary_chain import chain_hash, domain_seed
 from protos.wire.codec import decode_plan, encode_plan
-from protos.wire.enums import RowFailure, RowStatus
-from protos.wire.plan import LogprobColumns, SamplingColumns
+from protos.wire.enums import Feature, RowFailure, RowStatus
+from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
 from protos.wire.result import ForwardResult
 from protos.wire.validate import validate_plan
 from tests.support import plans
@@ -62,6 +63,8 @@ class PlanDriver:
         self.executor = executor
         self.info = executor.worker_info()
         self.results: list[ForwardResult] = []
+        self.change: Callable[[ForwardPlan], ForwardPlan] = lambda plan: plan
+        """What happens to a plan on its way."""
         self._budget_tokens = budget_tokens
         self._seq = 0
         (self._pool,) = self.info.sub_pools
@@ -93,13 +96,23 @@ class PlanDriver:
             logprobs=_logprobs(placed),
         )
         sample_indices = plans.u32(*(request.sample_index for request, _ in placed))
-        plan = replace(plan, rows=replace(plan.rows, sample_indices=sample_indices))
-        plan = decode_plan(encode_plan(plan))
+        plan = replace(plan, rows=replace(plan.rows, sample_indices=sample_indices, **self._canary(placed)))
+        plan = decode_plan(encode_plan(self.change(plan)))
         validate_plan(plan, self.info)
         result = self.executor.execute(plan)
         self.results.append(result)
         for row, (request, length) in enumerate(placed):
             self._consume(request, length, row=row, result=result)
+
+    def _canary(self, placed: list[tuple[Request, int]]) -> dict[str, np.ndarray]:
+        if Feature.CANARY not in self.info.features:
+            return {}
+        seed = domain_seed(b"driver")
+        known = [np.array(request.known_ids[: request.kv_len]) for request, _ in placed]
+        return {
+            "canary_seeds": plans.u64(*[seed] * len(placed)),
+            "canary_hashes": plans.u64(*(chain_hash(seed, ids, 0) for ids in known)),
+        }
 
     def _rows(self, waiting: list[Request]) -> tuple[list[plans.Row], list[tuple[Request, int]]]:
         budget = self._budget_tokens

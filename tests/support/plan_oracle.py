@@ -61,7 +61,7 @@ def _features(plan: ForwardPlan, info: WorkerInfo) -> Iterator[str]:
         Feature.MASKS: [plan.masks],
         Feature.DELTAS: [plan.delta],
         Feature.HIDDEN_STATES: [rows.hidden_modes],
-        Feature.CANARY: [rows.canary_seeds],
+        Feature.CANARY: [rows.canary_seeds, rows.canary_hashes],
         Feature.LOGIT_BIAS: [sampling and sampling.bias_indptr],
         Feature.OUTPUT_LOGPROBS: [logprobs and logprobs.output_wanted, logprobs and logprobs.output_top_counts],
         Feature.PROMPT_LOGPROBS: [logprobs and logprobs.prompt_starts],
@@ -83,6 +83,8 @@ def _rows(plan: ForwardPlan, info: WorkerInfo) -> Iterator[str]:
         return
     if count > min(info.limits.max_rows, 4096):
         yield "too many rows"
+    if "canary_hashes" in columns and "canary_seeds" not in columns:
+        yield "canary hashes without seeds"
     if len(set(columns["handles"])) != count:
         yield "handle twice"
     for row in range(count):

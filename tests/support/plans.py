@@ -266,6 +266,7 @@ def make_rich_plan(info: WorkerInfo | None = None, *, seq: int = 9) -> ForwardPl
             sample_indices=u32(0, 3, 0, 1),
             hidden_modes=u8(1, 2, 3, 1),
             canary_seeds=u64(11, 12, 13, 2**63),
+            canary_hashes=u64(5, 0, 2**64 - 1, 7),
         ),
         identity=replace(
             plan.identity,

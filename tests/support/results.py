@@ -45,6 +45,7 @@ def make_result(**changes: Any) -> ForwardResult:
                 real_tokens=18,
                 padded_tokens=0,
                 forward_ns=1,
+                canary_hits=2,
             ),
         ),
         timings=PlanTimings(

@@ -4,7 +4,7 @@ Made by `builder`, read by attention and the kernels, lives for one step. Guards
 step's write plan, or are the sink; host copy equals device tensor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -71,6 +71,10 @@ class PageGroup:
             starts=self.start_positions_host[:num_reqs],
             slots=self.out_cache_loc[:num_tokens].clone(),
         )
+
+    def diverted(self, is_diverted: Tensor) -> "PageGroup":
+        """The same pages; tokens of which `is_diverted` [num_tokens] is true write to the sink."""
+        return replace(self, out_cache_loc=self.out_cache_loc.masked_fill(is_diverted, SINK_SLOT))
 
     def _with(self, *, indptr: Array, indices: Array, last_lens: Array, starts: Array, slots: Tensor) -> "PageGroup":
         device = self.kv_indptr.device

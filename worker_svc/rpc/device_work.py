@@ -94,13 +94,10 @@ class DeviceWork:
 
 def _counted(progress: DeviceProgress, result: ForwardResult) -> DeviceProgress:
     failures = result.rows.failures if result.rows is not None else None
-    nan_rows = canary_hits = 0
-    if failures is not None:
-        nan_rows = int(np.count_nonzero(failures == RowFailure.NAN))
-        canary_hits = int(np.count_nonzero(failures == RowFailure.CANARY))
+    nan_rows = 0 if failures is None else int(np.count_nonzero(failures == RowFailure.NAN))
     return replace(
         progress,
         last_finished_seq=result.identity.seq,
         nan_rows=progress.nan_rows + nan_rows,
-        canary_hits=progress.canary_hits + canary_hits,
+        canary_hits=progress.canary_hits + sum(outcome.canary_hits for outcome in result.forwards),
     )

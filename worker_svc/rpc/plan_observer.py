@@ -43,6 +43,7 @@ class PlanObserver:
             metrics.process.nan_rows.inc(int(np.count_nonzero(result.rows.failures == RowFailure.NAN)))
 
     def _forward_ran(self, outcome: ForwardOutcome) -> None:
+        self._metrics.process.canary_hits.inc(outcome.canary_hits)
         self._metrics.forward_ran(outcome.mode, seconds=outcome.forward_ns * _NS)
         if isinstance(outcome.graph, GraphChoice):
             self._metrics.graph_replayed(

@@ -1,13 +1,16 @@
 """Chooses what executes a model, torch or the native kernels, and builds it. A fallback is logged with its reason."""
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 import torch
 
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
+from worker_svc.batch.canary_guard import KVCanary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
@@ -15,11 +18,27 @@ from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.model_stack import ModelStack, StackSettings
-from worker_svc.runners.native_stack import NativeSettings, NativeStack
+from worker_svc.runners.native_stack import NativeStack
 
 logger = logging.getLogger(__name__)
 
 KERNELS = ("auto", "native", "torch")
+
+
+class _Stack(Protocol):
+    """A device side that is built part by part; any other order than this one raises."""
+
+    def load_weights(self, folder: ModelFolder) -> None: ...
+
+    def make_pools(self) -> None: ...
+
+    def make_translator(self) -> None: ...
+
+    def make_canary(self) -> None: ...
+
+    def bind_attention(self) -> None: ...
+
+    def make_runners(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +47,7 @@ class DeviceSide:
 
     runner: ForwardRunner
     translator: IndexTranslator
+    canary: KVCanary | None
     geometry: KVGeometry
     config: ModelConfig
     kernels: str
@@ -61,22 +81,15 @@ def _threads(settings: ExecutorSettings) -> int:
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     torch.set_num_threads(1)
-    stack = NativeStack(
-        folder,
-        NativeSettings(
-            dtype=DTYPES[settings.dtype],
-            device=torch.device(settings.device),
-            page_size=settings.page_size,
-            max_rows=settings.max_rows,
-            max_tokens=settings.max_tokens,
-            threads=_threads(settings),
-            kv_bytes=settings.kv_bytes,
-            num_pages=settings.num_pages,
-        ),
-    )
+    stack = NativeStack(settings, threads=_threads(settings))
+    with ExitStack() as undone:
+        undone.callback(stack.close)
+        _build(stack, folder)
+        undone.pop_all()
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
+        canary=stack.canary,
         geometry=stack.geometry,
         config=stack.config,
         kernels=stack.description,
@@ -86,26 +99,24 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
 def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     torch.set_num_threads(_threads(settings))
     dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
-    stack = ModelStack(
-        StackSettings(
-            numerics=numerics_by_name(settings.numerics, dtype=dtype, device=device),
-            dtype=dtype,
-            device=device,
-            page_size=settings.page_size,
-            max_rows=settings.max_rows,
-            kv_bytes=settings.kv_bytes,
-            num_pages=settings.num_pages,
-        )
-    )
-    stack.load_weights(folder)
-    stack.make_pools()
-    stack.make_translator()
-    stack.bind_attention()
-    stack.make_runners()
+    numerics = numerics_by_name(settings.numerics, dtype=dtype, device=device)
+    stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device))
+    _build(stack, folder)
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
+        canary=stack.canary,
         geometry=stack.pool.geometry,
         config=stack.loaded.config,
         kernels="torch",
     )
+
+
+def _build(stack: _Stack, folder: ModelFolder) -> None:
+    """Every part, in the one order that works."""
+    stack.load_weights(folder)
+    stack.make_pools()
+    stack.make_translator()
+    stack.make_canary()
+    stack.bind_attention()
+    stack.make_runners()

@@ -20,6 +20,13 @@ class ExecutorSettings:
     """Size of the KV pool. Neither this nor `num_pages`: a share of the free memory."""
     num_pages: int | None = None
     """Pages of the KV pool, the sink included."""
+    memory_fraction: float | None = None
+    """Of the memory free before the load: what weights, graphs and pools may take. Excludes both sizes. None: on the
+    CPU a quarter of what the weights leave goes to the pools, on a GPU 0.9."""
+    graph_memory_file: str | None = None
+    """Where the memory of captured graphs is remembered. None: nothing is known of it."""
+    kv_canary: str = "off"
+    """Shadow of the KV pools: `off`, `count` mismatches, or `refuse` the rows that have them."""
     max_rows: int = 256
     """Most rows of a plan."""
     max_tokens: int = 2048

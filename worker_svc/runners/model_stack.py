@@ -1,53 +1,40 @@
-"""The device side of a worker, built in the one order that works.
+"""The device side of a worker over torch, built part by part in the one order that works.
 
-Weights -> pools -> translator -> attention (bound and verified) -> runners: a later part reads an earlier one, and what
-is captured may call all of them. Guards: another order raises, nothing is built twice.
+Weights -> pools -> translator -> canary -> attention (bound and verified) -> runners. Guards: another order raises, and
+the pools are sized from what the weights leave, before anything else takes memory.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
-import psutil
 import torch
 
 from protos.service.model_files import ModelFolder
-from protos.wire.errors import InternalFault
 from worker_svc.attention.base import AttentionBackend, verify_bound
 from worker_svc.attention.registry import attention_backend
+from worker_svc.batch.canary_guard import KVCanary, make_canary
+from worker_svc.device.memory import free_bytes
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
-from worker_svc.kv.sizing import PoolRequest, pool_pages
+from worker_svc.kv.sizing import FreeMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models.registry import LoadedModel, load_model
 from worker_svc.numerics import Numerics
+from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.eager import EagerRunner
-
-
-class BuildStep(IntEnum):
-    """What exists."""
-
-    NOTHING = 0
-    WEIGHTS = 1
-    POOLS = 2
-    TRANSLATOR = 3
-    ATTENTION = 4
-    RUNNERS = 5
+from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.pool_sizes import known_graph_bytes, sized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
-    """What the parts are built for."""
+    """What the parts are built for: the settings, and what some of their names stand for."""
 
+    executor: ExecutorSettings
     numerics: Numerics
     dtype: torch.dtype
     device: torch.device
-    page_size: int
-    max_rows: int
-    kv_bytes: int | None
-    """Neither this nor `num_pages`: a share of the free memory."""
-    num_pages: int | None
 
 
 class ModelStack:
@@ -56,18 +43,22 @@ class ModelStack:
     loaded: LoadedModel
     pool: TokenToKVPool
     translator: IndexTranslator
+    canary: KVCanary | None
     attention: AttentionBackend[Any]
     runner: EagerRunner
 
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
-        self._step = BuildStep.NOTHING
+        self._order = BuildOrder()
+        self._graph_bytes = 0
+        self._free_before = free_bytes(settings.device)
 
     def load_weights(self, folder: ModelFolder) -> None:
         """Read the folder's weights and build its model."""
-        self._enter(BuildStep.WEIGHTS)
+        self._order.enter(BuildStep.WEIGHTS)
         settings = self._settings
         self.loaded = load_model(folder, numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
+        self._graph_bytes = known_graph_bytes(settings.executor, weights=folder.card.weights_fingerprint)
 
     def make_pools(self) -> None:
         """Reserve the KV pool in what memory the weights left.
@@ -75,54 +66,46 @@ class ModelStack:
         Raises:
             InvalidRequest: the pool's size is too small, or more than there is.
         """
-        self._enter(BuildStep.POOLS)
-        sizeless = self._geometry(num_pages=0)
-        pages_of_a_row = -(-self.loaded.config.context_tokens // self._settings.page_size)
-        request = PoolRequest(
-            kv_bytes=self._settings.kv_bytes,
-            num_pages=self._settings.num_pages,
-            free_bytes=free_bytes(self._settings.device),
-            useful_pages=1 + self._settings.max_rows * pages_of_a_row,
+        self._order.enter(BuildStep.POOLS)
+        settings, config = self._settings, self.loaded.config
+        (geometry,) = sized(
+            (self._sizeless(),),
+            settings=settings.executor,
+            memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(settings.device)),
+            context_tokens=config.context_tokens,
+            graph_bytes=self._graph_bytes,
         )
-        num_pages = pool_pages(request, bytes_per_page=sizeless.bytes_per_page)
-        self.pool = TokenToKVPool(self._geometry(num_pages=num_pages), device=self._settings.device)
+        self.pool = TokenToKVPool(geometry, device=settings.device)
 
     def make_translator(self) -> None:
         """Make the one owner of where a page lies."""
-        self._enter(BuildStep.TRANSLATOR)
+        self._order.enter(BuildStep.TRANSLATOR)
         self.translator = IndexTranslator((self.pool,))
+
+    def make_canary(self) -> None:
+        """Make the shadow of the pools, if one is wanted."""
+        self._order.enter(BuildStep.CANARY)
+        settings = self._settings
+        self.canary = make_canary(settings.executor.kv_canary, self.translator, device=settings.device)
 
     def bind_attention(self) -> None:
         """Make the attention back-end that the numerics ask for, on the pool that slots are translated for."""
-        self._enter(BuildStep.ATTENTION)
+        self._order.enter(BuildStep.ATTENTION)
         self.attention = attention_backend(self._settings.numerics.attention, self.pool)
         verify_bound(self.attention, self.translator)
 
     def make_runners(self) -> None:
         """Make the execution paths."""
-        self._enter(BuildStep.RUNNERS)
+        self._order.enter(BuildStep.RUNNERS)
         self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(self.attention))
 
-    def _enter(self, step: BuildStep) -> None:
-        if step != self._step + 1:
-            message = f"{step.name} was to be built after {BuildStep(step - 1).name}, what exists is {self._step.name}"
-            raise InternalFault(message)
-        self._step = step
-
-    def _geometry(self, *, num_pages: int) -> KVGeometry:
+    def _sizeless(self) -> KVGeometry:
         config = self.loaded.config
         return KVGeometry(
-            num_pages=num_pages,
-            page_size=self._settings.page_size,
+            num_pages=0,
+            page_size=self._settings.executor.page_size,
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=self._settings.dtype,
         )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody uses now."""
-    if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
-    return int(torch.cuda.mem_get_info(device)[0])

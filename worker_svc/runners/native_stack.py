@@ -1,12 +1,11 @@
-"""The device side of a worker on the native CPU kernels: library -> pool of threads -> packed weights and pages.
+"""The device side of a worker on the native CPU kernels, built in the same order as the one over torch.
 
-Says why when they cannot be used: falling back to torch is the caller's decision, and is never silent.
+Library, threads and packed weights -> pages -> translator -> canary -> attention (the kernels' own, on their own pages)
+-> runner. Says why the kernels cannot be used: falling back to torch is the caller's decision, and is never silent.
 """
 
-import logging
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from kernels.errors import KernelError
@@ -15,28 +14,19 @@ from kernels.native_model import NativeModel
 from kernels.native_spec import NativeLimits
 from kernels.native_types import PAGE_SIZE
 from protos.service.model_files import ModelFolder
-from protos.wire.errors import UnsupportedFeature
+from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
+from worker_svc.batch.canary_guard import KVCanary, make_canary
+from worker_svc.device.memory import free_bytes
 from worker_svc.kv.index_translator import IndexTranslator
-from worker_svc.kv.sizing import PoolRequest, pool_pages
+from worker_svc.kv.sizing import MIN_PAGES, FreeMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry
+from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.native_source import NativeSource, native_source
+from worker_svc.numerics import DTYPES
+from worker_svc.runners.build_order import BuildOrder, BuildStep
+from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.native import NativeRunner
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeSettings:
-    """What the parts are built for."""
-
-    dtype: torch.dtype
-    device: torch.device
-    page_size: int
-    max_rows: int
-    max_tokens: int
-    threads: int
-    kv_bytes: int | None
-    num_pages: int | None
+from worker_svc.runners.pool_sizes import known_graph_bytes, sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +37,120 @@ class NativePages:
 
 
 class NativeStack:
-    """Made once at start; holds the parts for the process's life."""
+    """Made once at start; holds the parts for the process's life. Closed by its owner if it is not completed."""
 
-    def __init__(self, folder: ModelFolder, settings: NativeSettings) -> None:
-        """Load the library, pack the weights, reserve the pages.
+    config: ModelConfig
+    geometry: KVGeometry
+    translator: IndexTranslator
+    canary: KVCanary | None
+    runner: NativeRunner
+
+    def __init__(self, settings: ExecutorSettings, *, threads: int) -> None:
+        self._settings = settings
+        self._device = torch.device(settings.device)
+        self._order = BuildOrder()
+        self._num_threads = threads
+        self._threads: ThreadPool | None = None
+        self._model: NativeModel | None = None
+        self._graph_bytes = 0
+        self._free_before = free_bytes(self._device)
+
+    def load_weights(self, folder: ModelFolder) -> None:
+        """Load the library and pack the folder's weights.
 
         Raises:
             UnsupportedFeature: why the native kernels cannot run this model here.
             InvalidModelFile: the weight file is damaged, or is not the folder's.
-            InvalidRequest: the pool's size cannot be had.
         """
-        native = _library(settings)
+        self._order.enter(BuildStep.WEIGHTS)
+        native = _library(self._settings)
         source = native_source(folder)
+        if source.spec.num_groups != 1:
+            message = f"the model has {source.spec.num_groups} sub-pools, 1 works here"
+            raise UnsupportedFeature(message, field="kernels")
         self.config = source.config
-        self.geometry = _geometry(source, settings)
-        limits = NativeLimits(
-            num_pages=(self.geometry.num_pages,),
-            max_context=source.config.context_tokens,
-            max_tokens=settings.max_tokens,
-            max_rows=settings.max_rows,
+        self._threads = ThreadPool(native, threads=self._num_threads)
+        self._model = _packed(source, self._settings, threads=self._threads)
+        self._graph_bytes = known_graph_bytes(self._settings, weights=folder.card.weights_fingerprint)
+
+    def make_pools(self) -> None:
+        """Reserve the pages in what memory the weights left.
+
+        Raises:
+            InvalidRequest: the size is too small, or more than there is.
+        """
+        self._order.enter(BuildStep.POOLS)
+        assert self._model is not None, "the weights are packed"
+        (self.geometry,) = sized(
+            (_sizeless(self.config),),
+            settings=self._settings,
+            memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device)),
+            context_tokens=self.config.context_tokens,
+            graph_bytes=self._graph_bytes,
         )
-        threads = ThreadPool(native, threads=settings.threads)
         try:
-            model = NativeModel(source.spec, source.weights, limits=limits, pool=threads)
+            self._model.reserve_pages((self.geometry.num_pages,))
         except KernelError as error:
-            threads.close()
-            raise UnsupportedFeature(str(error), field="kernels") from error
+            message = f"{self.geometry.num_pages} pages cannot be had: {error}"
+            raise InvalidRequest(message, field="num_pages") from error
+
+    def make_translator(self) -> None:
+        """Make the one owner of where a page lies."""
+        self._order.enter(BuildStep.TRANSLATOR)
         self.translator = IndexTranslator((NativePages(self.geometry),))
-        self.runner = NativeRunner(model)
-        self.description = model.describe()
+
+    def make_canary(self) -> None:
+        """Make the shadow of the pages, if one is wanted."""
+        self._order.enter(BuildStep.CANARY)
+        self.canary = make_canary(self._settings.kv_canary, self.translator, device=self._device)
+
+    def bind_attention(self) -> None:
+        """Prove that the kernels' attention reads the pages that slots are translated for.
+
+        Raises:
+            InternalFault: it has other pages.
+        """
+        self._order.enter(BuildStep.ATTENTION)
+        assert self._model is not None, "the weights are packed"
+        for pool, count in zip(self.translator.pools, self._model.limits.num_pages, strict=True):
+            if (pool.geometry.num_pages, pool.geometry.page_size) != (count, PAGE_SIZE):
+                raise InternalFault("the native attention is bound to pages that the index translator does not know")
+
+    def make_runners(self) -> None:
+        """Make the execution path."""
+        self._order.enter(BuildStep.RUNNERS)
+        assert self._model is not None, "the weights are packed"
+        self.runner = NativeRunner(self._model)
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        assert self._model is not None, "the weights are packed"
+        return self._model.describe()
+
+    def close(self) -> None:
+        """Free what was made so far. Safe to repeat."""
+        if self._model is not None:
+            self._model.close()
+        if self._threads is not None:
+            self._threads.close()
 
 
-def _library(settings: NativeSettings) -> Native:
+def _packed(source: NativeSource, settings: ExecutorSettings, *, threads: ThreadPool) -> NativeModel:
+    """The weights, with the fewest pages: how many there can be is known once the weights are there."""
+    limits = NativeLimits(
+        num_pages=(MIN_PAGES,) * source.spec.num_groups,
+        max_context=source.config.context_tokens,
+        max_tokens=settings.max_tokens,
+        max_rows=settings.max_rows,
+    )
+    try:
+        return NativeModel(source.spec, source.weights, limits=limits, pool=threads)
+    except KernelError as error:
+        raise UnsupportedFeature(str(error), field="kernels") from error
+
+
+def _library(settings: ExecutorSettings) -> Native:
     problem = _settings_problem(settings)
     if problem is not None:
         raise UnsupportedFeature(problem, field="kernels")
@@ -88,28 +160,19 @@ def _library(settings: NativeSettings) -> Native:
     return found
 
 
-def _settings_problem(settings: NativeSettings) -> str | None:
-    if settings.device.type != "cpu":
-        return f"the native kernels are for the CPU, device is {settings.device.type}"
-    if settings.dtype != torch.float32:
+def _settings_problem(settings: ExecutorSettings) -> str | None:
+    if torch.device(settings.device).type != "cpu":
+        return f"the native kernels are for the CPU, device is {settings.device}"
+    if DTYPES[settings.dtype] != torch.float32:
         return "the native kernels compute float32 on quantised weights, dtype is another"
     if settings.page_size != PAGE_SIZE:
         return f"the native kernels have pages of {PAGE_SIZE} tokens, page_size is {settings.page_size}"
     return None
 
 
-def _geometry(source: NativeSource, settings: NativeSettings) -> KVGeometry:
-    config, spec = source.config, source.spec
-    if spec.num_groups != 1:
-        raise UnsupportedFeature(f"the model has {spec.num_groups} sub-pools, 1 works here", field="kernels")
-    request = PoolRequest(
-        kv_bytes=settings.kv_bytes,
-        num_pages=settings.num_pages,
-        free_bytes=int(psutil.virtual_memory().available),
-        useful_pages=1 + settings.max_rows * -(-config.context_tokens // PAGE_SIZE),
-    )
+def _sizeless(config: ModelConfig) -> KVGeometry:
     return KVGeometry(
-        num_pages=pool_pages(request, bytes_per_page=spec.bytes_per_page(0, PAGE_SIZE)),
+        num_pages=0,
         page_size=PAGE_SIZE,
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,

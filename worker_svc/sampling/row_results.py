@@ -1,7 +1,8 @@
 """What the rows of one plan gave: sampled forward by forward, packed as the result's columns.
 
 Made per plan by the worker and dropped with it. Guards: handle, attempt and position are echoed for every row; a row
-whose numbers are not finite, or whose rules leave nothing to sample, is FAILED alone and carries no token.
+whose numbers are not finite, whose KV is another's, or whose rules leave nothing to sample, is FAILED alone and carries
+no token.
 """
 
 import numpy as np
@@ -27,6 +28,7 @@ class RowResults:
         self._token_ids = np.zeros(num_rows, np.int32)
         self._finite = np.ones(num_rows, bool)
         self._has_candidate = np.ones(num_rows, bool)
+        self._is_corrupt = np.zeros(num_rows, bool)
         self._logprobs = np.zeros(num_rows, np.float32)
         self._top: dict[int, tuple[Array, Array]] = {}
 
@@ -47,11 +49,16 @@ class RowResults:
         """[num_reqs] bool of that forward: whether each row's last hidden state is finite, sampling or not."""
         self._finite[first_row : first_row + len(finite)] &= finite
 
+    def add_corrupt(self, is_corrupt: Array, *, first_row: int) -> None:
+        """[num_reqs] bool of that forward: rows whose KV did not hold their own tokens; they fail."""
+        self._is_corrupt[first_row : first_row + len(is_corrupt)] |= is_corrupt
+
     def columns(self) -> ResultColumns:
         """Statuses, tokens and failures of all rows."""
         rows = self._plan.rows
         failed = self._failed
         reasons = np.where(self._finite, RowFailure.NO_CANDIDATE, RowFailure.NAN)
+        reasons = np.where(self._is_corrupt, RowFailure.CANARY, reasons)
         return ResultColumns(
             handles=rows.handles.copy(),
             attempts=rows.attempts.copy(),
@@ -82,7 +89,7 @@ class RowResults:
 
     @property
     def _failed(self) -> Array:
-        return ~(self._finite & self._has_candidate)
+        return ~(self._finite & self._has_candidate) | self._is_corrupt
 
     def _add_logprobs(self, logprobs: SampledLogprobs, rows: Array) -> None:
         self._logprobs[rows] = logprobs.tokens

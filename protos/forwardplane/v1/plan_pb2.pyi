@@ -431,6 +431,7 @@ class RowColumns(_message.Message):
     CANARY_SEEDS_FIELD_NUMBER: _builtins.int
     LENGTH_SOURCE_SEQS_FIELD_NUMBER: _builtins.int
     LENGTH_SOURCE_ROWS_FIELD_NUMBER: _builtins.int
+    CANARY_HASHES_FIELD_NUMBER: _builtins.int
     num_rows: _builtins.int
     handles: _builtins.bytes
     """u64: opaque, minted by the scheduler, echoed in the result."""
@@ -455,6 +456,10 @@ class RowColumns(_message.Message):
     length_source_seqs: _builtins.bytes
     """Speculation: rows whose length an earlier plan decides. u64 [R] plan seq, 0 = none; u32 [R] row in that plan."""
     length_source_rows: _builtins.bytes
+    canary_hashes: _builtins.bytes
+    """u64: the row's canary chain hash after position first_position - 1, which is the seed at position 0; 0 = not known.
+    Only beside canary_seeds. Absent: none is known.
+    """
     def __init__(
         self,
         *,
@@ -471,10 +476,11 @@ class RowColumns(_message.Message):
         canary_seeds: _builtins.bytes = ...,
         length_source_seqs: _builtins.bytes = ...,
         length_source_rows: _builtins.bytes = ...,
+        canary_hashes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "canary_seeds", b"canary_seeds", "dp_ranks", b"dp_ranks", "extend_lens", b"extend_lens", "first_positions", b"first_positions", "handles", b"handles", "hidden_modes", b"hidden_modes", "length_source_rows", b"length_source_rows", "length_source_seqs", b"length_source_seqs", "num_rows", b"num_rows", "sample_indices", b"sample_indices", "samples", b"samples", "seq_lens", b"seq_lens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "canary_hashes", b"canary_hashes", "canary_seeds", b"canary_seeds", "dp_ranks", b"dp_ranks", "extend_lens", b"extend_lens", "first_positions", b"first_positions", "handles", b"handles", "hidden_modes", b"hidden_modes", "length_source_rows", b"length_source_rows", "length_source_seqs", b"length_source_seqs", "num_rows", b"num_rows", "sample_indices", b"sample_indices", "samples", b"samples", "seq_lens", b"seq_lens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1194,12 +1200,15 @@ class ForwardOutcome(_message.Message):
     REAL_TOKENS_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     FORWARD_NS_FIELD_NUMBER: _builtins.int
+    CANARY_HITS_FIELD_NUMBER: _builtins.int
     mode: Global___ForwardMode.ValueType
     eager: Global___GraphRefusal.ValueType
     real_tokens: _builtins.int
     """Real and padding units of the bucket: rows in the decode phase, tokens in the prefill phase."""
     padded_tokens: _builtins.int
     forward_ns: _builtins.int
+    canary_hits: _builtins.int
+    """Rows whose KV did not hold their own tokens. Rows that failed for it are among them."""
     @_builtins.property
     def replayed(self) -> Global___GraphChoice: ...
     def __init__(
@@ -1211,10 +1220,11 @@ class ForwardOutcome(_message.Message):
         real_tokens: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
         forward_ns: _builtins.int = ...,
+        canary_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["eager", b"eager", "graph_outcome", b"graph_outcome", "replayed", b"replayed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eager", b"eager", "forward_ns", b"forward_ns", "graph_outcome", b"graph_outcome", "mode", b"mode", "padded_tokens", b"padded_tokens", "real_tokens", b"real_tokens", "replayed", b"replayed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary_hits", b"canary_hits", "eager", b"eager", "forward_ns", b"forward_ns", "graph_outcome", b"graph_outcome", "mode", b"mode", "padded_tokens", b"padded_tokens", "real_tokens", b"real_tokens", "replayed", b"replayed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_graph_outcome: _TypeAlias = _typing.Literal["replayed", "eager"]  # noqa: Y015
     _WhichOneofArgType_graph_outcome: _TypeAlias = _typing.Literal["graph_outcome", b"graph_outcome"]  # noqa: Y015

@@ -274,3 +274,20 @@ def test_a_tensor_without_a_kernel_is_refused(pool):
 def test_a_shape_that_the_kernels_lack_is_refused(pool, changes, message):
     with pytest.raises(KernelError, match=message):
         small_model(pool, small_spec(**changes), {})
+
+
+def test_reserving_pages_changes_their_number_and_no_result(pool):
+    spec = small_spec(**GEMMA)
+    weights = small_weights(spec, extras=GEMMA_PARTS, matrix_type=Q5_0)
+    with small_model(pool, spec, weights) as plain, small_model(pool, spec, weights, num_pages=(2, 2)) as grown:
+        expected = prefill(plain, IDS)
+        with pytest.raises(KernelError, match="kv_indices"):
+            prefill(grown, IDS)
+        grown.reserve_pages((90, 33))
+        assert [grown.kv_pages(group).shape[1] for group in (0, 1)] == [90, 33]
+        np.testing.assert_array_equal(prefill(grown, IDS).logits, expected.logits)
+        with pytest.raises(KernelError, match="num_pages is 1, must be 2 to"):
+            grown.reserve_pages((90, 1))
+        with pytest.raises(KernelError, match="names 1 sub-pools"):
+            grown.reserve_pages((90,))
+        assert grown.limits.num_pages == (90, 33)

@@ -11,6 +11,7 @@ from worker_svc.numerics import numerics_by_name
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.model_stack import ModelStack, StackSettings
 
+STEPS = ("load_weights", "make_pools", "make_translator", "make_canary", "bind_attention", "make_runners")
 SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
 
 
@@ -31,10 +32,7 @@ def stack():
             numerics=numerics_by_name("reproducible", dtype=torch.float32, device=device),
             dtype=torch.float32,
             device=device,
-            page_size=16,
-            max_rows=4,
-            kv_bytes=None,
-            num_pages=8,
+            executor=ExecutorSettings(max_rows=4, num_pages=8, kv_canary="count"),
         )
     )
 
@@ -104,13 +102,12 @@ def test_settings_that_cannot_work_are_refused(folder, change, error, field):
 
 
 def test_any_other_order_of_construction_raises(folder):
-    steps = ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners")
-    for done in range(len(steps)):
-        for step in steps:
+    for done in range(len(STEPS)):
+        for step in STEPS:
             built = stack()
-            for name in steps[:done]:
+            for name in STEPS[:done]:
                 _call(built, name, folder)
-            if step == steps[done]:
+            if step == STEPS[done]:
                 continue
             with pytest.raises(InternalFault):
                 _call(built, step, folder)
@@ -122,7 +119,7 @@ def _call(built, name, folder):
 
 def test_the_stack_is_complete_after_the_last_step(folder):
     built = stack()
-    for name in ("load_weights", "make_pools", "make_translator", "bind_attention", "make_runners"):
+    for name in STEPS:
         _call(built, name, folder)
     assert built.attention.pool is built.pool is built.translator.pools[0]
     with pytest.raises(InternalFault):
