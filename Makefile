@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model demo serve test check static format format-check lint types contracts gen bench clean
+.PHONY: help setup setup-dev model demo serve test check static format format-check lint types contracts gen gpu bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -73,6 +73,9 @@ gen: setup-dev  ## regenerate the protobuf code
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -I . --grpc_python_out=. --mypy_grpc_out=. \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $(SERVICES)
+
+gpu: setup-dev  ## tests that need a CUDA device and flashinfer-python
+	$(BIN)/python -m pytest -m gpu tests
 
 bench: setup-dev model  ## figures of tests/bench
 	$(BIN)/python -m pytest -m bench -s tests/bench

@@ -41,26 +41,23 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
     builder = BatchBuilder(
-        translator=side.translator, page_sizes=(settings.page_size,), device=torch.device(settings.device)
+        translator=side.translator,
+        page_sizes=(settings.page_size,) * len(side.geometries),
+        device=torch.device(settings.device),
     )
     info = _worker_info(folder.card, settings, side=side)
     return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
-    geometry, config = side.geometry, side.config
-    sub_pool = SubPool(
-        kind=SubPoolKind.FULL,
-        num_pages=geometry.num_pages,
-        page_size=geometry.page_size,
-        bytes_per_page=geometry.bytes_per_page,
-    )
+    geometries, config = side.geometries, side.config
+    kv_layout = "+".join(geometry.layout for geometry in geometries)
     return WorkerInfo(
         incarnation=secrets.token_bytes(INCARNATION_BYTES),
         protocol=PROTOCOL_MAX,
-        features=FEATURES if side.canary is None else FEATURES | {Feature.CANARY},
-        sub_pools=(sub_pool,),
-        limits=_limits(settings, geometry, context_tokens=config.context_tokens),
+        features=_features(side),
+        sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
+        limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
         buckets=(),
         modes=EXECUTABLE_MODES,
@@ -69,7 +66,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         device=settings.device,
         model_name=card.name,
         fingerprints=Fingerprints(
-            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=geometry.layout
+            weights=card.weights_fingerprint, tokenizer=card.tokenizer_fingerprint, kv_layout=kv_layout
         ),
         max_hidden_mode=HiddenMode.NULL,
         kernels=side.kernels,
@@ -77,7 +74,27 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
     )
 
 
+def _features(side: DeviceSide) -> frozenset[Feature]:
+    found = set(FEATURES)
+    if side.canary is not None:
+        found.add(Feature.CANARY)
+    if any(geometry.window_tokens for geometry in side.geometries):
+        found.add(Feature.WINDOW_SUB_POOL)
+    return frozenset(found)
+
+
+def _sub_pool(geometry: KVGeometry) -> SubPool:
+    return SubPool(
+        kind=SubPoolKind.WINDOW if geometry.window_tokens else SubPoolKind.FULL,
+        num_pages=geometry.num_pages,
+        page_size=geometry.page_size,
+        bytes_per_page=geometry.bytes_per_page,
+        window_tokens=geometry.window_tokens,
+    )
+
+
 def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
+    """`geometry`: of the full sub-pool."""
     capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
         max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),

@@ -48,6 +48,17 @@ class Kernels(StrEnum):
     TORCH = "torch"
 
 
+class Attention(StrEnum):
+    """What computes attention where torch computes the rest."""
+
+    AUTO = "auto"
+    """The fastest that keeps the promise of the numerics; what is passed over is logged."""
+    TORCH = "torch"
+    TILED = "tiled"
+    NATIVE = "native"
+    FLASHINFER = "flashinfer"
+
+
 class KVCanary(StrEnum):
     """What happens when a KV slot does not hold what it should."""
 
@@ -100,6 +111,8 @@ class ExecutorConfig(ConfigGroup):
     numerics: Numerics = Field(default=Numerics.FAST, description="Which promise results carry.")
     dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of activations and KV.")
     kernels: Kernels = Field(default=Kernels.AUTO, description="What computes fast numerics on the CPU.")
+    prefill_attention: Attention = Field(default=Attention.AUTO, description="Attention of every step but decode.")
+    decode_attention: Attention = Field(default=Attention.AUTO, description="Attention of decode steps.")
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
     num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
     memory_fraction: float | None = Field(

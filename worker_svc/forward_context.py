@@ -14,32 +14,35 @@ from protos.wire.errors import InternalFault
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.device.break_points import BreakPoints
+from worker_svc.kv.sub_pools import LayerPlace
 
 
 class ForwardContext:
-    """The attention back-end and, during a forward, its plan of the step."""
+    """The attention back-end of each sub-pool and, during a forward, its plan of the step."""
 
-    def __init__(self, attention: AttentionBackend[Any]) -> None:
+    def __init__(self, *attention: AttentionBackend[Any]) -> None:
+        """One back-end for each sub-pool, in their order."""
         self.breaks = BreakPoints()
         self._attention = attention
-        self._metadata: Any = None
+        self._metadata: tuple[Any, ...] | None = None
 
     @contextmanager
     def bind(self, batch: ForwardBatch) -> Iterator[None]:
         """Plan attention for `batch` and make it the current step. Inside another step, which then goes on."""
-        before, self._metadata = self._metadata, self._attention.plan(batch)
+        before, self._metadata = self._metadata, tuple(backend.plan(batch) for backend in self._attention)
         try:
             yield
         finally:
             self._metadata = before
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int) -> Tensor:
-        """Store and attend in the current step; see `AttentionBackend.run`. A marked call."""
-        attended = self.breaks.call(self._attend, queries, keys, values, layer=layer)
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, place: LayerPlace) -> Tensor:
+        """Store and attend in the current step, at the layer's place; see `AttentionBackend.run`. A marked call."""
+        attended = self.breaks.call(self._attend, queries, keys, values, place=place)
         assert isinstance(attended, Tensor)
         return attended
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, place: LayerPlace) -> Tensor:
         if self._metadata is None:
             raise InternalFault("attention was called outside a bound forward")
-        return self._attention.run(queries, keys, values, layer=layer, metadata=self._metadata)
+        backend, metadata = self._attention[place.sub_pool], self._metadata[place.sub_pool]
+        return backend.run(queries, keys, values, layer=place.layer, metadata=metadata)

@@ -4,6 +4,7 @@
 Layers are given one and never ask which. Knows nothing of models or attention code.
 """
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,6 +18,7 @@ CHECKED_ROWS = (1, 2, 3, 5, 7, 12, 17, 64)
 """Row counts whose results must agree before reproducible numerics are promised."""
 ROW_MULTIPLE = 16
 """Rows of every reproducible product are a multiple of this: below 12 rows torch sums in another order."""
+_GELU_SLOPE, _GELU_CUBE = (2 / math.pi) ** 0.5, 0.044715
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -47,6 +49,18 @@ class Numerics(Protocol):
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         """silu(left half) * right half of [n, 2 * width]."""
+        ...
+
+    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+        """gelu(left half) * right half of [n, 2 * width], gelu in its tanh form."""
+        ...
+
+    def check_norm(self, width: int) -> None:
+        """Prove that norms of rows of this width keep the promise.
+
+        Raises:
+            UnsupportedFeature: they do not, on this CPU.
+        """
         ...
 
 
@@ -105,7 +119,9 @@ class ReproducibleNumerics:
 
     def __init__(self) -> None:
         self._checked: set[tuple[int, int]] = set()
+        self._checked_norms: set[int] = set()
         check_rows(self.gated_silu, width=2 * 96, what="the gated activation")
+        check_rows(self.gated_gelu, width=2 * 96, what="the gated activation")
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
         """See `Numerics.product`.
@@ -117,14 +133,26 @@ class ReproducibleNumerics:
         outputs, width = weight.shape
         if (outputs, width) not in self._checked:
             check_rows(product, width=width, what=f"a product with a matrix of {outputs} x {width}")
-            check_rows(lambda rows: functional.rms_norm(rows, (width,)), width=width, what="normalisation")
+            self.check_norm(width)
             self._checked.add((outputs, width))
         return product
+
+    def check_norm(self, width: int) -> None:
+        """See `Numerics.check_norm`."""
+        if width not in self._checked_norms:
+            check_rows(lambda rows: functional.rms_norm(rows, (width,)), width=width, what="normalisation")
+            self._checked_norms.add(width)
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         """See `Numerics.gated_silu`. Not torch's silu: its vector and scalar paths round differently."""
         gate, up = gate_up.chunk(2, dim=-1)
         return gate.neg().exp_().add_(1).reciprocal_().mul_(gate).mul_(up)
+
+    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+        """See `Numerics.gated_gelu`. By exp alone, for the same reason: x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u))."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        bent = (gate * gate).mul_(_GELU_CUBE).add_(1).mul_(gate).mul_(-2 * _GELU_SLOPE)
+        return bent.exp_().add_(1).reciprocal_().mul_(gate).mul_(up)
 
 
 class FastNumerics:
@@ -141,6 +169,14 @@ class FastNumerics:
         """See `Numerics.gated_silu`."""
         gate, up = gate_up.float().chunk(2, dim=-1)
         return functional.silu(gate).mul_(up).to(gate_up.dtype)
+
+    def gated_gelu(self, gate_up: Tensor) -> Tensor:
+        """See `Numerics.gated_gelu`."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh").mul_(up).to(gate_up.dtype)
+
+    def check_norm(self, width: int) -> None:
+        """See `Numerics.check_norm`: nothing was promised."""
 
 
 def numerics_by_name(name: str, *, dtype: torch.dtype, device: torch.device) -> Numerics:

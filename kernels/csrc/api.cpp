@@ -17,6 +17,18 @@ using namespace fp;
 
 struct fp_pool {
     ThreadPool threads;
+    // Of fp_paged_attention, kept between calls for its memory: one shape at a time.
+    std::unique_ptr<Attention> attention;
+    AttentionShape shape{};
+    std::vector<float> scaled;
+
+    Attention& attention_of(const AttentionShape& wanted) {
+        const bool is_kept = attention && shape.num_q_heads == wanted.num_q_heads &&
+                             shape.num_kv_heads == wanted.num_kv_heads && shape.head_dim == wanted.head_dim;
+        if (!is_kept) attention = std::make_unique<Attention>(wanted);
+        shape = wanted;
+        return *attention;
+    }
 };
 
 struct fp_model {
@@ -175,9 +187,10 @@ int32_t fp_paged_attention(fp_pool* pool, const fp_attention* args, fp_error* er
         check_present("args", args);
         check_attention(*args);
         const AttentionShape shape = {args->num_q_heads, args->num_kv_heads, args->head_dim};
-        std::vector<float> scaled(args->q, args->q + static_cast<size_t>(args->num_tokens) * shape.num_q_heads * shape.head_dim);
+        std::vector<float>& scaled = pool->scaled;
+        scaled.assign(args->q, args->q + static_cast<size_t>(args->num_tokens) * shape.num_q_heads * shape.head_dim);
         scale_by(scaled.data(), args->scale, static_cast<int>(scaled.size()));
-        Attention attention(shape);
+        Attention& attention = pool->attention_of(shape);
         attention.plan(args->num_rows, args->qo_indptr, args->seq_lens, pool->threads.threads());
         const AttentionCall call = {shape, scaled.data(), args->kv, args->pages_are_f32 != 0, args->window,
                                     args->qo_indptr, args->seq_lens, &args->pages, args->out};

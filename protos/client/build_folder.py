@@ -100,7 +100,9 @@ def model_card(header: GgufHeader, *, name: str, weights_fingerprint: str, token
         raise InvalidModelFile("the weights do not say their context length", field=f"{architecture}.context_length")
     bos = _token_id(metadata, "bos_token_id", vocab_size)
     ends = [_token_id(metadata, key, vocab_size) for key in _END_KEYS]
-    default_bos = metadata.get("tokenizer.ggml.pre") in _STARTS_WITH_BOS
+    default_bos = (
+        metadata.get("tokenizer.ggml.pre") in _STARTS_WITH_BOS or metadata.get("tokenizer.ggml.model") == "llama"
+    )
     return ModelCard(
         name=name,
         architecture=architecture,

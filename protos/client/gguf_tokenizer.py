@@ -1,6 +1,7 @@
 """A GGUF file's vocabulary -> `tokenizer.json` of the `tokenizers` library.
 
-Byte-level BPE only. Writes plain JSON and needs no tokenizer library. Guards: token ids in the JSON are the file's own.
+Byte-level BPE here, SentencePiece in a module of its own. Writes plain JSON and needs no tokenizer library. Guards:
+token ids in the JSON are the file's own.
 """
 
 import json
@@ -8,13 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
+from protos.client.gguf_sentencepiece import sentencepiece_layout
+from protos.client.gguf_vocabulary import read_vocabulary
 from protos.service.gguf_header import Value, shown
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Values of `tokenizer.ggml.token_type`."""
+_BYTE_LEVEL_MODEL, _SENTENCEPIECE_MODEL = "gpt2", "llama"
+"""Values of `tokenizer.ggml.model`."""
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _BYTES_ONLY = {**_BYTE_LEVEL, "use_regex": False}
@@ -56,20 +57,27 @@ def tokenizer_json(metadata: Mapping[str, Value]) -> bytes:
         InvalidModelFile: the vocabulary is missing or contradicts itself.
     """
     model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise UnsupportedFeature(
-            f"tokenizer.ggml.model is {shown(model)}, supported: 'gpt2'", field="tokenizer.ggml.model"
-        )
+    if model == _SENTENCEPIECE_MODEL:
+        layout = sentencepiece_layout(metadata)
+    elif model == _BYTE_LEVEL_MODEL:
+        layout = _byte_level_layout(metadata)
+    else:
+        message = f"tokenizer.ggml.model is {shown(model)}, supported: 'gpt2', 'llama'"
+        raise UnsupportedFeature(message, field="tokenizer.ggml.model")
+    return json.dumps(layout, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _byte_level_layout(metadata: Mapping[str, Value]) -> dict[str, Any]:
     kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if not isinstance(kind, str) or kind not in _PRE_TOKENIZERS:
         message = f"tokenizer.ggml.pre is {shown(kind)}, supported: {', '.join(_PRE_TOKENIZERS)}"
         raise UnsupportedFeature(message, field="tokenizer.ggml.pre")
-    tokens, types = _vocabulary(metadata)
-    layout = {
+    vocabulary = read_vocabulary(metadata)
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(tokens, types),
+        "added_tokens": vocabulary.added_tokens(),
         "normalizer": {"type": "NFC"} if kind in _NORMALISED else None,
         "pre_tokenizer": _PRE_TOKENIZERS[kind],
         "post_processor": None,
@@ -83,42 +91,10 @@ def tokenizer_json(metadata: Mapping[str, Value]) -> bytes:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": kind in _WHOLE_WORDS_FIRST,
-            "vocab": {token: index for index, token in enumerate(tokens)},
+            "vocab": vocabulary.ids(),
             "merges": _merges(metadata),
         },
     }
-    return json.dumps(layout, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _vocabulary(metadata: Mapping[str, Value]) -> tuple[tuple[str, ...], np.ndarray]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, tuple) or not tokens:
-        raise InvalidModelFile("tokenizer.ggml.tokens is missing or no list of texts", field="tokenizer.ggml.tokens")
-    if len(set(tokens)) != len(tokens):
-        raise InvalidModelFile("tokenizer.ggml.tokens holds a token twice", field="tokenizer.ggml.tokens")
-    types = metadata.get("tokenizer.ggml.token_type")
-    if types is None:
-        return tokens, np.full(len(tokens), NORMAL)
-    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
-        message = f"tokenizer.ggml.token_type must hold one number for each of {len(tokens)} tokens"
-        raise InvalidModelFile(message, field="tokenizer.ggml.token_type")
-    return tokens, types
-
-
-def _added_tokens(tokens: tuple[str, ...], types: np.ndarray) -> list[dict[str, Any]]:
-    """Tokens that are matched in text before anything else; control tokens are special."""
-    return [
-        {
-            "id": int(index),
-            "content": tokens[index],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": bool(types[index] == CONTROL),
-        }
-        for index in np.flatnonzero((types == CONTROL) | (types == USER_DEFINED))
-    ]
 
 
 def _merges(metadata: Mapping[str, Value]) -> list[list[str]]:

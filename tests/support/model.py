@@ -1,4 +1,4 @@
-"""The real model: found in the cache of models, or fetched into it once."""
+"""The real models: found in the cache of models, or fetched into it once."""
 
 import os
 from functools import cache
@@ -8,6 +8,7 @@ from protos.client.fetch_model import fetch_model
 from protos.service.model_files import ModelFolder
 
 SMOLLM2 = "smollm2-135m-instruct"
+GEMMA3 = "gemma3-270m"
 
 
 @cache

@@ -4,7 +4,8 @@ A back-end is bound to the pool it reads and writes before the first step. Knows
 at or past a row's length holds, NaN included, never reaches an output.
 """
 
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -22,6 +23,11 @@ class AttentionBackend(Protocol[MetadataT]):
     @property
     def pool(self) -> TokenToKVPool:
         """The sub-pool it works on."""
+        ...
+
+    @property
+    def parts(self) -> "Sequence[AttentionBackend[Any]]":
+        """The back-ends that it calls; none unless it wraps others."""
         ...
 
     def plan(self, batch: ForwardBatch) -> MetadataT:
@@ -44,11 +50,21 @@ class AttentionBackend(Protocol[MetadataT]):
         ...
 
 
-def verify_bound(backend: AttentionBackend[MetadataT], translator: IndexTranslator) -> None:
-    """Refuse a back-end that reads another pool than the one write slots are translated for.
+def reachable(backend: AttentionBackend[Any]) -> Iterator[AttentionBackend[Any]]:
+    """The back-end and everything it may call, however deep."""
+    yield backend
+    for part in backend.parts:
+        yield from reachable(part)
+
+
+def verify_bound(backend: AttentionBackend[Any], translator: IndexTranslator, *, sub_pool: int = 0) -> None:
+    """Refuse a back-end of which any part reads another pool than the one that write slots are translated for.
 
     Raises:
         InternalFault: the parts were built in the wrong order or from different pools.
     """
-    if not any(backend.pool is pool for pool in translator.pools):
-        raise InternalFault("the attention back-end is bound to a pool that the index translator does not know")
+    for found in reachable(backend):
+        if found.pool is not translator.pools[sub_pool] or found.pool.geometry.sub_pool != sub_pool:
+            name = type(found).__name__
+            message = f"attention back-end {name} is bound to a pool that is not the translator's sub-pool {sub_pool}"
+            raise InternalFault(message)

@@ -25,28 +25,47 @@ class PagedRows:
 
     rows: Array
     """[n] rows of the batch."""
+    firsts: Array
+    """[n] int64: position of each row's first gathered slot."""
     width: int
     """Slots gathered per row, a multiple of the page size."""
     pages: Tensor
     """[n * width / page_size] int64, on the device."""
     unused: Tensor
-    """[m] int64, on the device: gathered slots that copy an unused slot of the row's last page."""
+    """[m] int64, on the device: gathered slots that may copy an unused slot of the row's last page."""
 
-    def gather(self, buffer: Tensor) -> Tensor:
+    def gather(self, buffer: Tensor, dtype: torch.dtype) -> Tensor:
         """[num_kv_heads, n, width, head_dim], owned, from a layer's [num_kv_heads, num_pages, page_size, head_dim]."""
         heads, _, _, head_dim = buffer.shape
-        gathered = buffer.index_select(1, self.pages).view(heads, -1, head_dim)
+        gathered = buffer.index_select(1, self.pages).view(heads, -1, head_dim).to(dtype)
         if self.unused.numel():
             gathered.index_fill_(1, self.unused, 0)
         return gathered.view(heads, len(self.rows), self.width, head_dim)
 
 
-def group_by_length(rows: Array, seq_lens: Array, *, unit: int) -> list[tuple[Array, int]]:
-    """Rows whose lengths need the same power-of-two number of `unit` slots, each group with its width.
+def visible_slots(slots: Array, positions: Array, *, window_tokens: int) -> Array:
+    """bool: which `slots`, by position, a token at each of `positions` sees; broadcast."""
+    seen: Array = slots <= positions
+    return seen & (slots > positions - window_tokens) if window_tokens else seen
 
-    So at most half of what is gathered is padding, whatever lengths meet in a batch, and a gather stays small.
+
+def first_slots(group: PageGroup, *, unit: int) -> Array:
+    """[num_reqs] int64: where gathering begins, the last multiple of `unit` at or before the first listed page."""
+    firsts: Array = group.start_positions_host.astype(np.int64) // unit * unit
+    return firsts
+
+
+def group_by_length(rows: Array, spans: Array, *, unit: int) -> list[tuple[Array, int]]:
+    """Rows whose spans need the same power-of-two number of `unit` slots, each group with its width.
+
+    So at most half of what is gathered is padding, whatever spans meet in a batch, and a gather stays small.
+
+    Args:
+        rows: of the batch.
+        spans: [num_reqs] slots from a row's first gathered one to its last.
+        unit: what widths are multiples of.
     """
-    units = -(-seq_lens[rows] // unit)
+    units = -(-spans[rows] // unit)
     classes = np.ceil(np.log2(np.maximum(units, 1))).astype(np.int64)
     groups = []
     for size_class in np.unique(classes):
@@ -57,21 +76,25 @@ def group_by_length(rows: Array, seq_lens: Array, *, unit: int) -> list[tuple[Ar
     return groups
 
 
-def paged_rows(rows: Array, group: PageGroup, seq_lens: Array, *, width: int, pool: TokenToKVPool) -> PagedRows:
-    """How to gather `rows` at `width` slots each. `width` covers the longest of them."""
+def paged_rows(
+    rows: Array, group: PageGroup, seq_lens: Array, *, firsts: Array, width: int, pool: TokenToKVPool
+) -> PagedRows:
+    """How to gather `rows` at `width` slots each, from `firsts` [num_reqs] on. `width` covers the longest of them."""
     page_size = pool.geometry.page_size
     starts = group.kv_indptr_host[rows].astype(np.int64)
-    lens = seq_lens[rows].astype(np.int64)
-    own = -(-lens // page_size)
-    columns = np.arange(width // page_size)
-    places = starts[:, None] + np.where(columns < own[:, None], columns, 0)
-    slots = np.arange(width)
+    lens, begins = seq_lens[rows].astype(np.int64), group.start_positions_host[rows].astype(np.int64)
+    own = (-(-lens // page_size) - begins // page_size)[:, None]
+    columns = np.arange(width // page_size) - ((begins - firsts[rows]) // page_size)[:, None]
+    is_own = (columns >= 0) & (columns < own)
+    places = starts[:, None] + np.where(is_own, columns, 0)
+    is_past = firsts[rows][:, None] + np.arange(width) >= lens[:, None]
+    is_own_slot = np.repeat(is_own, page_size, axis=1)
     # A first page that stands in for missing ones is itself not full only when it is the row's last.
-    holds_unused = (slots < own[:, None] * page_size) | (own[:, None] == 1)
-    unused = (slots >= lens[:, None]) & holds_unused
+    unused = np.where(own == 1, is_past | ~is_own_slot, is_past & is_own_slot)
     device = pool.keys(0).device
     return PagedRows(
         rows=rows,
+        firsts=firsts[rows],
         width=width,
         pages=torch.from_numpy(group.kv_indices_host[places].astype(np.int64).ravel()).to(device),
         unused=torch.from_numpy(np.flatnonzero(unused)).to(device),

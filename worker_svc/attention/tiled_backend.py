@@ -1,10 +1,12 @@
 """Attention in fixed tiles, in a fixed order: a query's output has the same bits in any batch and any chunking.
 
-Tiles of 8 query tokens x 64 KV slots, from slot 0 upwards, with running maximum and sum. Every product has the same
-shape whatever the batch, so the order of every sum is fixed. Reference for the other back-ends; float32.
+Tiles of 8 query tokens x 64 KV slots at multiples of 64 positions, upwards, with running maximum and sum. Every product
+has the same shape whatever the batch, so the order of every sum is fixed; a tile that a query does not see leaves its
+maximum and sum as they are, bit for bit. Reference for the other back-ends; float32.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protos.wire.errors import UnsupportedFeature
-from worker_svc.attention.paged_rows import PagedRows, group_by_length, paged_rows
+from worker_svc.attention.paged_rows import PagedRows, first_slots, group_by_length, paged_rows, visible_slots
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
@@ -26,22 +28,27 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TileStep:
+    """The next KV tile of those query tiles that have one more, from the first on. On the device."""
+
+    kv_tiles: Tensor
+    """[count] int64: among all KV tiles of the gathered rows."""
+    hidden: Tensor | None
+    """[1, count, 8, 1, 64] bool, slots a query must not see. `None`: all are seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TileGroup:
     """Query tiles of some rows, those that need most KV tiles first. All tensors on the device."""
 
     kv: PagedRows
-    tile_rows: Tensor
-    """[num_tiles] int64: index into `kv.rows`."""
     tokens: Tensor
     """[num_tiles * 8] int64: token of each query; a short tile repeats its last one."""
     targets: Tensor
     """[k] int64: tokens whose output comes from this group."""
     sources: Tensor
     """[k] int64: their place among the queries."""
-    active: tuple[int, ...]
-    """Per KV tile: how many query tiles, from the first, see any of it."""
-    hidden: tuple[Tensor | None, ...]
-    """Per KV tile: [1, active, 8, 1, 64] bool, slots a query must not see. `None`: all are seen."""
+    steps: tuple[TileStep, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,6 +62,8 @@ class TiledMetadata:
 class TiledAttention:
     """The reproducible back-end."""
 
+    parts = ()
+
     def __init__(self, pool: TokenToKVPool) -> None:
         """Raises UnsupportedFeature on a CPU where a tile's bits depend on the tiles beside it."""
         self.pool = pool
@@ -62,14 +71,15 @@ class TiledAttention:
 
     def plan(self, batch: ForwardBatch) -> TiledMetadata:
         """Cut the batch into tiles."""
-        (pages,) = batch.page_groups
-        assert not pages.start_positions_host.any(), "rows of a full-attention sub-pool start at position 0"
+        geometry = self.pool.geometry
+        pages = batch.page_groups[geometry.sub_pool]
         rows = np.flatnonzero(batch.query_lens_host() > 0)
-        unit = math.lcm(KV_TILE, self.pool.geometry.page_size)
+        unit = math.lcm(KV_TILE, geometry.page_size)
+        firsts = first_slots(pages, unit=unit)
         groups = []
-        for members, width in group_by_length(rows, batch.seq_lens_host, unit=unit):
-            kv = paged_rows(members, pages, batch.seq_lens_host, width=width, pool=self.pool)
-            groups.append(_tile_group(batch, kv, device=pages.out_cache_loc.device))
+        for members, width in group_by_length(rows, batch.seq_lens_host - firsts, unit=unit):
+            kv = paged_rows(members, pages, batch.seq_lens_host, firsts=firsts, width=width, pool=self.pool)
+            groups.append(_tile_group(batch, kv, window_tokens=geometry.window_tokens))
         return TiledMetadata(out_cache_loc=pages.out_cache_loc, groups=tuple(groups))
 
     def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: TiledMetadata) -> Tensor:
@@ -83,15 +93,15 @@ class TiledAttention:
     def _attend(self, queries: Tensor, group: TileGroup, *, layer: int) -> Tensor:
         """[k, num_q_heads, head_dim]: outputs of the group's tokens."""
         heads, head_dim = self.pool.geometry.num_kv_heads, self.pool.geometry.head_dim
-        tiles, share = len(group.tile_rows), queries.shape[1] // heads
-        keys = _tiles(group.kv.gather(self.pool.keys(layer)))
-        values = _tiles(group.kv.gather(self.pool.values(layer)))
+        tiles, share = len(group.tokens) // QUERY_TILE, queries.shape[1] // heads
+        keys = _tiles(group.kv.gather(self.pool.keys(layer), queries.dtype))
+        values = _tiles(group.kv.gather(self.pool.values(layer), queries.dtype))
         query = queries.index_select(0, group.tokens).view(tiles, QUERY_TILE, heads, share, head_dim)
         query = query.permute(2, 0, 1, 3, 4).reshape(heads, tiles, QUERY_TILE * share, head_dim) * head_dim**-0.5
         running = _RunningSoftmax(query)
-        for index, count in enumerate(group.active):
-            chosen = group.tile_rows[:count]
-            running.add(keys[:, :, index][:, chosen], values[:, :, index][:, chosen], hidden=group.hidden[index])
+        for step in group.steps:
+            chosen = (part.index_select(1, step.kv_tiles) for part in (keys, values))
+            running.add(*chosen, hidden=step.hidden)
         output = running.output().view(heads, tiles, QUERY_TILE, share, head_dim).permute(1, 2, 0, 3, 4)
         return output.reshape(tiles * QUERY_TILE, heads * share, head_dim).index_select(0, group.sources)
 
@@ -101,7 +111,8 @@ class _RunningSoftmax:
 
     def __init__(self, query: Tensor) -> None:
         self._query = query
-        self._maximum = query.new_full((*query.shape[:-1], 1), -math.inf)
+        # Not infinite: where nothing was seen yet, differences must be numbers.
+        self._maximum = query.new_full((*query.shape[:-1], 1), torch.finfo(query.dtype).min)
         self._sum = query.new_zeros((*query.shape[:-1], 1))
         self._weighted = torch.zeros_like(query)
 
@@ -145,12 +156,12 @@ def _attend_once(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _tiles(gathered: Tensor) -> Tensor:
-    """[heads, n, width, head_dim] -> [heads, n, width / 64, 64, head_dim]."""
-    heads, count, width, head_dim = gathered.shape
-    return gathered.view(heads, count, width // KV_TILE, KV_TILE, head_dim)
+    """[heads, n, width, head_dim] -> [heads, n * width / 64, 64, head_dim]."""
+    heads, _, _, head_dim = gathered.shape
+    return gathered.view(heads, -1, KV_TILE, head_dim)
 
 
-def _tile_group(batch: ForwardBatch, kv: PagedRows, *, device: torch.device) -> TileGroup:
+def _tile_group(batch: ForwardBatch, kv: PagedRows, *, window_tokens: int) -> TileGroup:
     query_lens = batch.query_lens_host().astype(np.int64)
     starts = np.cumsum(query_lens) - query_lens
     lens = query_lens[kv.rows]
@@ -158,33 +169,30 @@ def _tile_group(batch: ForwardBatch, kv: PagedRows, *, device: torch.device) -> 
     member = np.repeat(np.arange(len(kv.rows)), counts)
     first = (np.arange(len(member)) - np.repeat(np.cumsum(counts) - counts, counts)) * QUERY_TILE
     offsets = np.minimum(first[:, None] + np.arange(QUERY_TILE), lens[member][:, None] - 1)
-    prefixes = (batch.seq_lens_host - query_lens)[kv.rows][member]
-    positions = prefixes[:, None] + offsets
-    kv_tiles = positions[:, -1] // KV_TILE + 1
-    order = np.argsort(-kv_tiles, kind="stable")
-    member, first, positions, offsets, kv_tiles = (
-        part[order] for part in (member, first, positions, offsets, kv_tiles)
-    )
+    positions = (batch.seq_lens_host - query_lens)[kv.rows][member][:, None] + offsets
+    lowest = np.maximum(positions[:, 0] - window_tokens + 1, 0) // KV_TILE if window_tokens else np.zeros_like(member)
+    order = np.argsort(lowest - positions[:, -1] // KV_TILE, kind="stable")
+    member, first, positions, offsets, lowest = (part[order] for part in (member, first, positions, offsets, lowest))
     tokens = starts[kv.rows][member][:, None] + offsets
     is_real = (first[:, None] + np.arange(QUERY_TILE)) == offsets
-    active = tuple(int((kv_tiles > index).sum()) for index in range(int(kv_tiles[0])))
-
-    def placed(values: Array) -> Tensor:
-        return torch.from_numpy(values).to(device)
-
+    device = kv.pages.device
     return TileGroup(
         kv=kv,
-        tile_rows=placed(member),
-        tokens=placed(tokens.ravel()),
-        targets=placed(tokens[is_real]),
-        sources=placed(np.flatnonzero(is_real)),
-        active=active,
-        hidden=tuple(_hidden(positions[:count], index, device=device) for index, count in enumerate(active)),
+        tokens=torch.from_numpy(tokens.ravel()).to(device),
+        targets=torch.from_numpy(tokens[is_real]).to(device),
+        sources=torch.from_numpy(np.flatnonzero(is_real)).to(device),
+        steps=tuple(_steps(kv, member, positions, lowest, window_tokens=window_tokens)),
     )
 
 
-def _hidden(positions: Array, index: int, *, device: torch.device) -> Tensor | None:
-    slots = index * KV_TILE + np.arange(KV_TILE)
-    if int(positions.min()) >= slots[-1]:
-        return None
-    return torch.from_numpy(slots > positions[:, :, None])[None, :, :, None, :].to(device)
+def _steps(kv: PagedRows, member: Array, positions: Array, lowest: Array, *, window_tokens: int) -> Iterator[TileStep]:
+    """KV tile after KV tile of query tiles, those with most of them first; `lowest`: the first one each sees."""
+    numbers = positions[:, -1] // KV_TILE + 1 - lowest
+    before = member * (kv.width // KV_TILE) - kv.firsts[member] // KV_TILE
+    for index in range(int(numbers[0])):
+        count = int((numbers > index).sum())
+        tiles = lowest[:count] + index
+        slots = (tiles[:, None] * KV_TILE + np.arange(KV_TILE))[:, None]
+        seen = visible_slots(slots, positions[:count, :, None], window_tokens=window_tokens)
+        hidden = None if seen.all() else torch.from_numpy(~seen)[None, :, :, None, :].to(kv.pages.device)
+        yield TileStep(kv_tiles=torch.from_numpy(before[:count] + tiles).to(kv.pages.device), hidden=hidden)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker_svc.attention.paged_rows import PagedRows, group_by_length, paged_rows
+from worker_svc.attention.paged_rows import PagedRows, first_slots, group_by_length, paged_rows, visible_slots
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
@@ -27,7 +27,7 @@ class DecodeGroup:
     tokens: Tensor
     """[n] int64"""
     hidden: Tensor
-    """[n, 1, width] bool: slots at or past the row's length."""
+    """[n, 1, width] bool: slots at or past the row's length, or before its window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,9 +37,9 @@ class ExtendRow:
     kv: PagedRows
     first_token: int
     num_tokens: int
-    seq_len: int
+    num_slots: int
     visible: Tensor | None
-    """[num_tokens, seq_len] bool, on the device. `None`: the row has no prefix, so the plain causal mask holds."""
+    """[num_tokens, num_slots] bool, on the device. `None`: no prefix and no window, so the plain causal mask holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,20 +54,21 @@ class TorchMetadata:
 class TorchAttention:
     """The fast back-end."""
 
+    parts = ()
+
     def __init__(self, pool: TokenToKVPool) -> None:
         self.pool = pool
 
     def plan(self, batch: ForwardBatch) -> TorchMetadata:
         """Sort the rows into decode groups and extend rows."""
-        (pages,) = batch.page_groups
-        assert not pages.start_positions_host.any(), "rows of a full-attention sub-pool start at position 0"
+        pages = batch.page_groups[self.pool.geometry.sub_pool]
         query_lens = batch.query_lens_host()
         starts = np.cumsum(query_lens) - query_lens
+        unit = self.pool.geometry.page_size
+        spans = batch.seq_lens_host - first_slots(pages, unit=unit)
         decode = [
             self._decode_group(batch, rows, width=width, starts=starts)
-            for rows, width in group_by_length(
-                np.flatnonzero(query_lens == 1), batch.seq_lens_host, unit=self.pool.geometry.page_size
-            )
+            for rows, width in group_by_length(np.flatnonzero(query_lens == 1), spans, unit=unit)
         ]
         extend = [self._extend_row(batch, int(row), start=int(starts[row])) for row in np.flatnonzero(query_lens > 1)]
         return TorchMetadata(out_cache_loc=pages.out_cache_loc, decode=tuple(decode), extend=tuple(extend))
@@ -83,38 +84,42 @@ class TorchAttention:
         return output.view(len(queries), -1)
 
     def _decode_group(self, batch: ForwardBatch, rows: Array, *, width: int, starts: Array) -> DecodeGroup:
-        (pages,) = batch.page_groups
-        device = pages.out_cache_loc.device
-        hidden = np.arange(width) >= batch.seq_lens_host[rows][:, None, None]
+        kv = self._paged(batch, rows, width=width)
+        device = kv.pages.device
+        slots = (kv.firsts[:, None] + np.arange(width))[:, None]
+        last = batch.seq_lens_host[rows].astype(np.int64)[:, None, None] - 1
+        hidden = ~visible_slots(slots, last, window_tokens=self.pool.geometry.window_tokens)
         return DecodeGroup(
-            kv=paged_rows(rows, pages, batch.seq_lens_host, width=width, pool=self.pool),
+            kv=kv,
             tokens=torch.from_numpy(starts[rows].astype(np.int64)).to(device),
             hidden=torch.from_numpy(hidden).to(device),
         )
 
     def _extend_row(self, batch: ForwardBatch, row: int, *, start: int) -> ExtendRow:
-        (pages,) = batch.page_groups
-        page_size = self.pool.geometry.page_size
+        geometry = self.pool.geometry
         seq_len, num_tokens = int(batch.seq_lens_host[row]), int(batch.query_lens_host()[row])
-        width = -(-seq_len // page_size) * page_size
+        first = int(batch.page_groups[geometry.sub_pool].start_positions_host[row])
+        num_slots = seq_len - first
+        kv = self._paged(batch, np.array([row]), width=-(-num_slots // geometry.page_size) * geometry.page_size)
         visible = None
-        if num_tokens < seq_len:
-            positions = np.arange(seq_len - num_tokens, seq_len)
-            visible = torch.from_numpy(np.arange(seq_len) <= positions[:, None]).to(pages.out_cache_loc.device)
-        return ExtendRow(
-            kv=paged_rows(np.array([row]), pages, batch.seq_lens_host, width=width, pool=self.pool),
-            first_token=start,
-            num_tokens=num_tokens,
-            seq_len=seq_len,
-            visible=visible,
-        )
+        if num_tokens < seq_len or 0 < geometry.window_tokens < seq_len:
+            slots, positions = np.arange(first, seq_len), np.arange(seq_len - num_tokens, seq_len)[:, None]
+            seen = visible_slots(slots, positions, window_tokens=geometry.window_tokens)
+            visible = torch.from_numpy(seen).to(kv.pages.device)
+        return ExtendRow(kv=kv, first_token=start, num_tokens=num_tokens, num_slots=num_slots, visible=visible)
+
+    def _paged(self, batch: ForwardBatch, rows: Array, *, width: int) -> PagedRows:
+        geometry = self.pool.geometry
+        pages = batch.page_groups[geometry.sub_pool]
+        firsts = first_slots(pages, unit=geometry.page_size)
+        return paged_rows(rows, pages, batch.seq_lens_host, firsts=firsts, width=width, pool=self.pool)
 
     def _decode(self, queries: Tensor, group: DecodeGroup, *, layer: int) -> Tensor:
         """[n, num_q_heads, head_dim] float32: scores of 10 and more do not bear bfloat16's 8 bits."""
         heads, head_dim = self.pool.geometry.num_kv_heads, self.pool.geometry.head_dim
         count, share = len(group.tokens), queries.shape[1] // heads
-        keys = group.kv.gather(self.pool.keys(layer)).view(heads * count, -1, head_dim).float()
-        values = group.kv.gather(self.pool.values(layer)).view(heads * count, -1, head_dim).float()
+        keys = group.kv.gather(self.pool.keys(layer), torch.float32).view(heads * count, -1, head_dim)
+        values = group.kv.gather(self.pool.values(layer), torch.float32).view(heads * count, -1, head_dim)
         query = queries.index_select(0, group.tokens).float().view(count, heads, share, head_dim).transpose(0, 1)
         query = query.reshape(heads * count, share, head_dim) * head_dim**-0.5
         scores = torch.bmm(query, keys.transpose(1, 2))
@@ -124,8 +129,8 @@ class TorchAttention:
 
     def _extend(self, queries: Tensor, row: ExtendRow, *, layer: int) -> Tensor:
         """[num_tokens, num_q_heads, head_dim]."""
-        keys = row.kv.gather(self.pool.keys(layer))[:, 0, : row.seq_len]
-        values = row.kv.gather(self.pool.values(layer))[:, 0, : row.seq_len]
+        keys = row.kv.gather(self.pool.keys(layer), queries.dtype)[:, 0, : row.num_slots]
+        values = row.kv.gather(self.pool.values(layer), queries.dtype)[:, 0, : row.num_slots]
         query = queries[row.first_token : row.first_token + row.num_tokens].transpose(0, 1)
         output = functional.scaled_dot_product_attention(
             query[None],

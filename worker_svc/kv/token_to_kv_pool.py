@@ -1,13 +1,16 @@
 """The KV buffers of one sub-pool and their per-layer views.
 
-Storage only: which page belongs to whom is the scheduler's business. Pages lie head by head, so that one head's page is
-one contiguous run. Guards: page 0 is the sink, written by padding and never read.
+Storage only: which page belongs to whom is the scheduler's business. The attention back-end chooses the order of the
+elements; everybody else sees one view of it. Guards: page 0 is the sink, written by padding and never read.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from worker_svc.device.kv_writer import kv_writer
+from worker_svc.kv.kv_order import KVOrder, PageShape, head_views, layer_shape
 
 SINK_PAGE = 0
 
@@ -22,6 +25,11 @@ class KVGeometry:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    sub_pool: int = 0
+    """Which one of the worker's it is."""
+    window_tokens: int = 0
+    """A token sees so many of the latest ones, itself included; 0: all."""
+    order: KVOrder = KVOrder.HEADS
 
     @property
     def bytes_per_page(self) -> int:
@@ -33,7 +41,20 @@ class KVGeometry:
     def layout(self) -> str:
         """What must agree before one worker may read another's pages."""
         name = str(self.dtype).removeprefix("torch.")
-        return f"layers{self.num_layers}.heads{self.num_kv_heads}.dim{self.head_dim}.page{self.page_size}.{name}"
+        window = f".window{self.window_tokens}" if self.window_tokens else ""
+        shape = f"layers{self.num_layers}.heads{self.num_kv_heads}.dim{self.head_dim}.page{self.page_size}"
+        order = "" if self.order is KVOrder.HEADS else f".{self.order.value}"
+        return f"{shape}{window}{order}.{name}"
+
+    @property
+    def page_shape(self) -> PageShape:
+        """Of one layer."""
+        return PageShape(
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+        )
 
 
 class TokenToKVPool:
@@ -45,15 +66,10 @@ class TokenToKVPool:
 
     def __init__(self, geometry: KVGeometry, *, device: torch.device) -> None:
         self.geometry = geometry
-        shape = (
-            geometry.num_layers,
-            geometry.num_kv_heads,
-            geometry.num_pages,
-            geometry.page_size,
-            geometry.head_dim,
-        )
-        self._keys = torch.empty(shape, dtype=geometry.dtype, device=device)
-        self._values = torch.empty(shape, dtype=geometry.dtype, device=device)
+        shape = (geometry.num_layers, *layer_shape(geometry.order, geometry.page_shape))
+        self._buffer = torch.empty(shape, dtype=geometry.dtype, device=device)
+        self._write = kv_writer(device)
+        self._views = [head_views(geometry.order, layer, geometry.page_shape) for layer in self._buffer]
 
     @property
     def num_slots(self) -> int:
@@ -61,17 +77,21 @@ class TokenToKVPool:
         return self.geometry.num_pages * self.geometry.page_size
 
     def write(self, layer: int, *, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store one layer's keys and values, [num_tokens, num_kv_heads, head_dim], at `slots` [num_tokens] int64."""
-        self._slot_view(self._keys, layer).index_copy_(1, slots, keys.transpose(0, 1))
-        self._slot_view(self._values, layer).index_copy_(1, slots, values.transpose(0, 1))
+        """Store one layer's keys and values, [num_tokens, num_kv_heads, head_dim], at `slots` [num_tokens] int64.
+
+        They are rounded to the pool's type.
+        """
+        for view, new in zip(self._views[layer], (keys, values), strict=True):
+            self._write(new, slots, view)
 
     def keys(self, layer: int) -> Tensor:
         """[num_kv_heads, num_pages, page_size, head_dim], the buffer itself."""
-        return self._keys[layer]
+        return self._views[layer][0]
 
     def values(self, layer: int) -> Tensor:
         """[num_kv_heads, num_pages, page_size, head_dim], the buffer itself."""
-        return self._values[layer]
+        return self._views[layer][1]
 
-    def _slot_view(self, buffer: Tensor, layer: int) -> Tensor:
-        return buffer[layer].view(self.geometry.num_kv_heads, self.num_slots, self.geometry.head_dim)
+    def pages(self, layer: int) -> Tensor:
+        """Keys and values in the pool's own order, for a back-end that reads pages in place."""
+        return self._buffer[layer]

@@ -15,5 +15,5 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] float32 -> the same shape in `dtype`, owned."""
+        """[..., width of the weight] float32 -> the same shape in `dtype`, owned."""
         return functional.rms_norm(hidden, self._shape, self._weight, self._epsilon).to(self._dtype)

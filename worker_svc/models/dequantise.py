@@ -71,6 +71,47 @@ def _q8_0(blocks: Tensor, out: Tensor) -> None:
     out.mul_(_halves(blocks, 0))
 
 
+def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, 12] bytes -> scales and minimums of the 8 sub-blocks, each [n, 8]: the first four whole, the others split."""
+    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), 1)
+    minimums = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), 1)
+    return scales, minimums
+
+
+def _nibbles_of_pairs(packed: Tensor) -> Tensor:
+    """[n, 128] bytes -> [n, 8, 32]: 32 bytes hold two sub-blocks, the first in the low nibbles."""
+    pairs = packed.view(-1, 4, 1, 32)
+    return torch.cat((pairs & 15, pairs >> 4), 2).view(-1, 8, 32)
+
+
+def _scale_and_offset(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
+    """Q4_K and Q5_K: value = (d * scale) * quant - (dmin * minimum), by sub-block of 32."""
+    scales, minimums = _six_bit_scales(blocks[:, 4:16])
+    steps = (_halves(blocks, 0) * scales)[:, :, None]
+    offsets = (_halves(blocks, 2) * minimums)[:, :, None]
+    torch.mul(quants, steps, out=out.view(-1, 8, 32)).sub_(offsets)
+
+
+def _q4_k(blocks: Tensor, out: Tensor) -> None:
+    _scale_and_offset(blocks, _nibbles_of_pairs(blocks[:, 16:].contiguous()), out)
+
+
+def _q5_k(blocks: Tensor, out: Tensor) -> None:
+    fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    _scale_and_offset(blocks, _nibbles_of_pairs(blocks[:, 48:].contiguous()) | (fifth << 4), out)
+
+
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
+    low = blocks[:, :128].reshape(-1, 2, 1, 64)
+    low = torch.cat((low & 15, low >> 4), 2).view(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    high = (high >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3
+    quants = (low | (high << 4)).view(-1, 16, 16).float().sub_(32)
+    steps = _halves(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8)
+    torch.mul(quants, steps[:, :, None], out=out.view(-1, 16, 16))
+
+
 DEQUANTISE: Mapping[str, Dequantise] = MappingProxyType(
     {
         "F32": _f32,
@@ -81,6 +122,9 @@ DEQUANTISE: Mapping[str, Dequantise] = MappingProxyType(
         "Q5_0": _q5_0,
         "Q5_1": _q5_1,
         "Q8_0": _q8_0,
+        "Q4_K": _q4_k,
+        "Q5_K": _q5_k,
+        "Q6_K": _q6_k,
     }
 )
 """By type name. A type that is missing here is refused when the weights are loaded."""

@@ -6,6 +6,9 @@ property that would change the result but has no code here is refused, never ign
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
 
 from protos.service.gguf_header import Value, shown
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
@@ -15,6 +18,14 @@ MAX_WIDTH = 1 << 17
 MAX_VOCABULARY = 1 << 21
 MAX_CONTEXT_TOKENS = 1 << 20
 MAX_NUMBER = 1e12
+
+_INTERLEAVED = frozenset({"llama"})
+_WINDOWED = frozenset({"gemma3"})
+_FULL_EVERY = 6
+_WINDOW_ROPE_BASE = 10_000.0
+_GEMMA_27B_LAYERS = 62
+_NO_SCALING = ("none",)
+_ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = MappingProxyType({"gemma3": ("none", "linear")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,17 @@ class ModelConfig:
     context_tokens: int
     norm_epsilon: float
     rope_base: float
+    """Of layers that see everything."""
+    rope_interleaved: bool
+    """The weights hold the rows of Q and K reordered for rotary pairs (2i, 2i + 1)."""
+    layer_windows: tuple[int, ...]
+    """Of each layer: tokens it sees, the row's own included; 0: all."""
+    window_rope_base: float
+    """Of layers with a window."""
+    rope_stretch: float = 1.0
+    """Positions of layers that see everything are divided by it."""
+    query_scale: float
+    """Scores are products of queries and keys times this."""
 
 
 def read_model_config(metadata: Mapping[str, Value], *, vocab_size: int) -> ModelConfig:
@@ -57,9 +79,12 @@ def read_model_config(metadata: Mapping[str, Value], *, vocab_size: int) -> Mode
     for key in ("attention.value_length", "rope.dimension_count"):
         other = keys.integer(key, MAX_WIDTH, default=head_dim)
         keys.require(key, f"is {other}, only the key length {head_dim} is supported", holds=other == head_dim)
+    num_layers = keys.integer("block_count", MAX_LAYERS)
+    rope_base = keys.number("rope.freq_base", default=10_000.0)
+    is_windowed = architecture in _WINDOWED
     return ModelConfig(
         architecture=architecture,
-        num_layers=keys.integer("block_count", MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=keys.integer("feed_forward_length", MAX_WIDTH),
         num_q_heads=num_q_heads,
@@ -68,8 +93,38 @@ def read_model_config(metadata: Mapping[str, Value], *, vocab_size: int) -> Mode
         vocab_size=vocab_size,
         context_tokens=keys.integer("context_length", MAX_CONTEXT_TOKENS),
         norm_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
-        rope_base=keys.number("rope.freq_base", default=10_000.0),
+        rope_base=rope_base,
+        rope_interleaved=architecture in _INTERLEAVED,
+        layer_windows=_layer_windows(keys, num_layers) if is_windowed else (0,) * num_layers,
+        window_rope_base=keys.number("rope.freq_base_swa", default=_WINDOW_ROPE_BASE) if is_windowed else rope_base,
+        rope_stretch=_rope_stretch(keys),
+        query_scale=_query_scale(keys, head_dim=head_dim, num_layers=num_layers),
     )
+
+
+def _layer_windows(keys: "_Keys", num_layers: int) -> tuple[int, ...]:
+    """Every n-th layer sees everything, the others a window."""
+    window = keys.integer("attention.sliding_window", MAX_CONTEXT_TOKENS)
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray) and len(pattern) == num_layers:
+        return tuple(window if is_windowed else 0 for is_windowed in pattern.tolist())
+    every = keys.integer("attention.sliding_window_pattern", MAX_LAYERS, default=_FULL_EVERY)
+    return tuple(0 if index % every == every - 1 else window for index in range(num_layers))
+
+
+def _rope_stretch(keys: "_Keys") -> float:
+    """How far linear scaling stretches positions."""
+    if keys.get("rope.scaling.type") != "linear":
+        return 1.0
+    return keys.number("rope.scaling.factor")
+
+
+def _query_scale(keys: "_Keys", *, head_dim: int, num_layers: int) -> float:
+    """Gemma's largest model, the one of 62 layers, divides by its hidden size per head; its files do not say so."""
+    if keys.architecture == "gemma3" and num_layers == _GEMMA_27B_LAYERS:
+        hidden_size = keys.integer("embedding_length", MAX_WIDTH)
+        return float((hidden_size / keys.integer("attention.head_count", MAX_WIDTH)) ** -0.5)
+    return float(head_dim**-0.5)
 
 
 class _Keys:
@@ -78,6 +133,7 @@ class _Keys:
     def __init__(self, metadata: Mapping[str, Value], *, prefix: str) -> None:
         self._metadata = metadata
         self._prefix = prefix
+        self.architecture = prefix
 
     def get(self, key: str) -> Value | None:
         return self._metadata.get(f"{self._prefix}.{key}")
@@ -106,10 +162,15 @@ class _Keys:
 
 
 def _refuse_unsupported(keys: _Keys) -> None:
+    scalings = _ROPE_SCALINGS.get(keys.architecture, _NO_SCALING)
     scaling = keys.get("rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise UnsupportedFeature(f"rope.scaling.type is {shown(scaling)}, supported: none", field="rope.scaling.type")
-    for key in ("expert_count", "attention.sliding_window", "rope.scaling.factor"):
+    if scaling is not None and scaling not in scalings:
+        message = f"rope.scaling.type is {shown(scaling)}, supported: {', '.join(scalings)}"
+        raise UnsupportedFeature(message, field="rope.scaling.type")
+    refused = ["expert_count", "attn_logit_softcapping", "final_logit_softcapping"]
+    refused += [] if keys.architecture in _WINDOWED else ["attention.sliding_window"]
+    refused += [] if scaling == "linear" else ["rope.scaling.factor"]
+    for key in refused:
         value = keys.get(key)
         if value not in (None, 0, 0.0, 1.0):
             raise UnsupportedFeature(f"{key} is {shown(value)}, which no layer here computes", field=key)

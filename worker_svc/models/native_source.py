@@ -43,8 +43,21 @@ def native_source(folder: ModelFolder) -> NativeSource:
         spec = spec_from_metadata(header.metadata, vocab_size=config.vocab_size)
     except KernelError as error:
         raise UnsupportedFeature(str(error), field="kernels") from error
+    _check_same_model(spec, config)
     check_fingerprint(folder.weights, folder.card.weights_fingerprint)
     return NativeSource(config=config, spec=spec, weights=_raw_tensors(folder, header))
+
+
+def _check_same_model(spec: NativeModelSpec, config: ModelConfig) -> None:
+    """The kernels' own reading of the metadata must be the one that torch would compute."""
+    for name, theirs, ours in (
+        ("sliding windows", tuple(layer.window for layer in spec.layers), config.layer_windows),
+        ("scale of queries", spec.attention_scale, config.query_scale),
+        ("stretch of positions", 1.0, config.rope_stretch),
+        ("rope bases", {*spec.rope_thetas}, {config.rope_base, config.window_rope_base}),
+    ):
+        if theirs != ours:
+            raise UnsupportedFeature(f"the native kernels lack the model's {name}", field="kernels")
 
 
 def _raw_tensors(folder: ModelFolder, header: GgufHeader) -> dict[str, RawTensor]:

@@ -16,7 +16,7 @@ from protos.service.gguf_header import GgufHeader, read_gguf_header, shown
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 from worker_svc.forward_context import ForwardContext
-from worker_svc.models import llama
+from worker_svc.models import gemma3, llama, qwen3
 from worker_svc.models.model_config import ModelConfig, read_model_config
 from worker_svc.models.weights import ParameterSpec, check_fingerprint, load_parameters
 from worker_svc.numerics import Numerics
@@ -48,7 +48,14 @@ class Family:
 
 
 _LLAMA = Family(parameter_table=llama.parameter_table, build=llama.Llama)
-FAMILIES: Mapping[str, Family] = MappingProxyType({"llama": _LLAMA, "qwen2": _LLAMA})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": _LLAMA,
+        "qwen2": _LLAMA,
+        "qwen3": Family(parameter_table=qwen3.parameter_table, build=llama.Llama),
+        "gemma3": Family(parameter_table=gemma3.parameter_table, build=gemma3.Gemma3),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ class DeviceSide:
     runner: ForwardRunner
     translator: IndexTranslator
     canary: KVCanary | None
-    geometry: KVGeometry
+    geometries: tuple[KVGeometry, ...]
+    """Of every sub-pool."""
     config: ModelConfig
     kernels: str
     """For people: start line, metric, benchmark rows."""
@@ -80,6 +81,9 @@ def _threads(settings: ExecutorSettings) -> int:
 
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
+    for name in (settings.prefill_attention, settings.decode_attention):
+        if name not in {"auto", "native"}:
+            raise UnsupportedFeature(f"the native kernels have their own attention, not {name}", field="kernels")
     torch.set_num_threads(1)
     stack = NativeStack(settings, threads=_threads(settings))
     with ExitStack() as undone:
@@ -90,7 +94,7 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         runner=stack.runner,
         translator=stack.translator,
         canary=stack.canary,
-        geometry=stack.geometry,
+        geometries=stack.geometries,
         config=stack.config,
         kernels=stack.description,
     )
@@ -100,15 +104,16 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     torch.set_num_threads(_threads(settings))
     dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
     numerics = numerics_by_name(settings.numerics, dtype=dtype, device=device)
-    stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device))
+    threads = _threads(settings)
+    stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device, threads=threads))
     _build(stack, folder)
     return DeviceSide(
         runner=stack.runner,
         translator=stack.translator,
         canary=stack.canary,
-        geometry=stack.pool.geometry,
+        geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
-        kernels="torch",
+        kernels=stack.description,
     )
 
 

@@ -14,6 +14,10 @@ class ExecutorSettings:
     device: str = "cpu"
     kernels: str = "auto"
     """Of fast numerics on the CPU: `auto`: native where they can run, else torch; `native`: or fail; `torch`."""
+    prefill_attention: str = "auto"
+    """Back-end of every step but decode: `auto`, or a name that `worker_svc/attention/choice.py` knows."""
+    decode_attention: str = "auto"
+    """Back-end of decode and idle steps."""
     page_size: int = 16
     """Tokens a page."""
     kv_bytes: int | None = None

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from protos.service.model_files import ModelFolder
-from worker_svc.attention.base import AttentionBackend, verify_bound
-from worker_svc.attention.registry import attention_backend
+from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.device.memory import free_bytes
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.sizing import FreeMemory
-from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
+from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models.registry import LoadedModel, load_model
 from worker_svc.numerics import Numerics
+from worker_svc.runners.attention_parts import AttentionParts
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.eager import EagerRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -35,17 +35,23 @@ class StackSettings:
     numerics: Numerics
     dtype: torch.dtype
     device: torch.device
+    threads: int = 1
+    """Of attention that has its own."""
 
 
 class ModelStack:
     """Made once at start; holds the parts for the process's life."""
 
     loaded: LoadedModel
-    pool: TokenToKVPool
+    pools: tuple[TokenToKVPool, ...]
+    """One for each sub-pool."""
     translator: IndexTranslator
     canary: KVCanary | None
-    attention: AttentionBackend[Any]
+    attention: tuple[AttentionBackend[Any], ...]
+    """One for each pool."""
     runner: EagerRunner
+
+    _attention_parts: AttentionParts
 
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
@@ -61,26 +67,30 @@ class ModelStack:
         self._graph_bytes = known_graph_bytes(settings.executor, weights=folder.card.weights_fingerprint)
 
     def make_pools(self) -> None:
-        """Reserve the KV pool in what memory the weights left.
+        """Reserve the KV pools in what memory the weights left, in the form that attention reads.
 
         Raises:
             InvalidRequest: the pool's size is too small, or more than there is.
+            UnsupportedFeature: the attention back-ends that are asked for cannot work.
         """
         self._order.enter(BuildStep.POOLS)
         settings, config = self._settings, self.loaded.config
-        (geometry,) = sized(
-            (self._sizeless(),),
+        self._attention_parts = AttentionParts(settings.executor, config, threads=settings.threads)
+        sizeless = self._attention_parts.sizeless(config, page_size=settings.executor.page_size)
+        geometries = sized(
+            sizeless,
             settings=settings.executor,
             memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(settings.device)),
             context_tokens=config.context_tokens,
             graph_bytes=self._graph_bytes,
+            windows=[geometry.window_tokens for geometry in sizeless],
         )
-        self.pool = TokenToKVPool(geometry, device=settings.device)
+        self.pools = tuple(TokenToKVPool(geometry, device=settings.device) for geometry in geometries)
 
     def make_translator(self) -> None:
         """Make the one owner of where a page lies."""
         self._order.enter(BuildStep.TRANSLATOR)
-        self.translator = IndexTranslator((self.pool,))
+        self.translator = IndexTranslator(self.pools)
 
     def make_canary(self) -> None:
         """Make the shadow of the pools, if one is wanted."""
@@ -89,23 +99,16 @@ class ModelStack:
         self.canary = make_canary(settings.executor.kv_canary, self.translator, device=settings.device)
 
     def bind_attention(self) -> None:
-        """Make the attention back-end that the numerics ask for, on the pool that slots are translated for."""
+        """Make the attention back-ends that were chosen, on the pools that slots are translated for."""
         self._order.enter(BuildStep.ATTENTION)
-        self.attention = attention_backend(self._settings.numerics.attention, self.pool)
-        verify_bound(self.attention, self.translator)
+        self.attention = self._attention_parts.bind(self.pools, self.translator)
 
     def make_runners(self) -> None:
         """Make the execution paths."""
         self._order.enter(BuildStep.RUNNERS)
-        self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(self.attention))
+        self.runner = EagerRunner(ModelRunner(self.loaded.model), ForwardContext(*self.attention))
 
-    def _sizeless(self) -> KVGeometry:
-        config = self.loaded.config
-        return KVGeometry(
-            num_pages=0,
-            page_size=self._settings.executor.page_size,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=self._settings.dtype,
-        )
+    @property
+    def description(self) -> str:
+        """For people."""
+        return self._attention_parts.describe()

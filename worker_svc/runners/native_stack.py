@@ -22,6 +22,7 @@ from worker_svc.kv.sizing import MIN_PAGES, FreeMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.native_source import NativeSource, native_source
+from worker_svc.models.pool_geometries import native_geometries
 from worker_svc.numerics import DTYPES
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -40,7 +41,8 @@ class NativeStack:
     """Made once at start; holds the parts for the process's life. Closed by its owner if it is not completed."""
 
     config: ModelConfig
-    geometry: KVGeometry
+    geometries: tuple[KVGeometry, ...]
+    """Of every sub-pool."""
     translator: IndexTranslator
     canary: KVCanary | None
     runner: NativeRunner
@@ -65,9 +67,6 @@ class NativeStack:
         self._order.enter(BuildStep.WEIGHTS)
         native = _library(self._settings)
         source = native_source(folder)
-        if source.spec.num_groups != 1:
-            message = f"the model has {source.spec.num_groups} sub-pools, 1 works here"
-            raise UnsupportedFeature(message, field="kernels")
         self.config = source.config
         self._threads = ThreadPool(native, threads=self._num_threads)
         self._model = _packed(source, self._settings, threads=self._threads)
@@ -81,23 +80,26 @@ class NativeStack:
         """
         self._order.enter(BuildStep.POOLS)
         assert self._model is not None, "the weights are packed"
-        (self.geometry,) = sized(
-            (_sizeless(self.config),),
+        sizeless = native_geometries(self.config)
+        self.geometries = sized(
+            sizeless,
             settings=self._settings,
             memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device)),
             context_tokens=self.config.context_tokens,
             graph_bytes=self._graph_bytes,
+            windows=[geometry.window_tokens for geometry in sizeless],
         )
+        counts = [geometry.num_pages for geometry in self.geometries]
         try:
-            self._model.reserve_pages((self.geometry.num_pages,))
+            self._model.reserve_pages(counts)
         except KernelError as error:
-            message = f"{self.geometry.num_pages} pages cannot be had: {error}"
+            message = f"{counts} pages cannot be had: {error}"
             raise InvalidRequest(message, field="num_pages") from error
 
     def make_translator(self) -> None:
         """Make the one owner of where a page lies."""
         self._order.enter(BuildStep.TRANSLATOR)
-        self.translator = IndexTranslator((NativePages(self.geometry),))
+        self.translator = IndexTranslator([NativePages(geometry) for geometry in self.geometries])
 
     def make_canary(self) -> None:
         """Make the shadow of the pages, if one is wanted."""
@@ -168,14 +170,3 @@ def _settings_problem(settings: ExecutorSettings) -> str | None:
     if settings.page_size != PAGE_SIZE:
         return f"the native kernels have pages of {PAGE_SIZE} tokens, page_size is {settings.page_size}"
     return None
-
-
-def _sizeless(config: ModelConfig) -> KVGeometry:
-    return KVGeometry(
-        num_pages=0,
-        page_size=PAGE_SIZE,
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float16,
-    )

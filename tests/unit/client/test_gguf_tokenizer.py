@@ -52,7 +52,7 @@ def test_control_tokens_are_special_and_user_tokens_are_not():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "llama"}, UnsupportedFeature, "'llama', supported: 'gpt2'"),
+        ({"model": "bert"}, UnsupportedFeature, "'bert', supported: 'gpt2', 'llama'"),
         ({"model": None}, UnsupportedFeature, "is None"),
         ({"pre": "other"}, UnsupportedFeature, "'other', supported: gpt-2"),
         ({"pre": 3}, UnsupportedFeature, "is 3"),

@@ -94,7 +94,7 @@ def test_a_missing_layer_is_refused(tmp_path):
 
 def test_another_architecture_is_refused(tmp_path):
     shape = Shape(architecture="mamba")
-    with pytest.raises(UnsupportedFeature, match="architecture is 'mamba', known: llama, qwen2"):
+    with pytest.raises(UnsupportedFeature, match="architecture is 'mamba', known: llama, qwen2, qwen3, gemma3"):
         ForwardDriver(tiny_folder(tmp_path, shape))
 
 

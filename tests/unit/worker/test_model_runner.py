@@ -4,6 +4,7 @@ import torch
 from protos.wire.errors import InternalFault
 from tests.support.forwards import ForwardDriver
 from tests.support.tiny_llama import tiny_folder
+from worker_svc.kv.sub_pools import LayerPlace
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_the_finite_flag_tells_a_poisoned_row_from_its_neighbours(driver):
 def test_attention_outside_a_forward_raises(driver):
     empty = torch.empty(0, 6, 16)
     with pytest.raises(InternalFault, match="outside a bound forward"):
-        driver.context.attend(empty, empty, empty, layer=0)
+        driver.context.attend(empty, empty, empty, place=LayerPlace(0, 0))
 
 
 def test_a_failed_forward_leaves_nothing_bound(driver):
@@ -44,7 +45,7 @@ def test_a_failed_forward_leaves_nothing_bound(driver):
     with pytest.raises((IndexError, RuntimeError)):
         driver.step([row], [1])
     with pytest.raises(InternalFault):
-        driver.context.attend(torch.empty(0), torch.empty(0), torch.empty(0), layer=0)
+        driver.context.attend(torch.empty(0), torch.empty(0), torch.empty(0), place=LayerPlace(0, 0))
 
 
 def test_results_are_owned_by_the_caller(driver):

@@ -18,6 +18,8 @@ OTHERS = {
     "device": "cpu",
     "numerics": "reproducible",
     "kernels": "torch",
+    "prefill_attention": "tiled",
+    "decode_attention": "native",
     "dtype": "bfloat16",
     "kv_bytes": "1000000",
     "num_pages": "99",

@@ -1,0 +1,55 @@
+"""The rows of a step that have tokens, and their pages, for back-ends that read pages in place. Pure NumPy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker_svc.batch.page_group import PageGroup
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTable:
+    """Rows with at least one token each; their arrays are the batch's own unless a row had none."""
+
+    qo_indptr: Array
+    """[num_rows + 1] int32: row r computes tokens qo_indptr[r]:qo_indptr[r + 1]."""
+    seq_lens: Array
+    """[num_rows] int32"""
+    kv_indptr: Array
+    """[num_rows + 1] int32"""
+    kv_indices: Array
+    """[kv_indptr[num_rows]] int32"""
+    start_positions: Array
+    """[num_rows] int32: position of the first slot of the row's first listed page."""
+
+    def last_page_lens(self, page_size: int) -> Array:
+        """[num_rows] int32: used slots of each row's last page."""
+        lens: Array = (self.seq_lens - self.start_positions - 1) % page_size + 1
+        return lens.astype(np.int32)
+
+
+def row_table(group: PageGroup, *, query_lens: Array, seq_lens: Array) -> RowTable:
+    """The table of one sub-pool's pages."""
+    indptr, indices, starts = group.kv_indptr_host, group.kv_indices_host, group.start_positions_host
+    if not query_lens.all():
+        rows = np.flatnonzero(query_lens)
+        counts = np.diff(indptr)
+        indices = indices[np.repeat(query_lens > 0, counts)]
+        indptr = _running_sum(counts[rows])
+        query_lens, seq_lens, starts = query_lens[rows], seq_lens[rows], starts[rows]
+    return RowTable(
+        qo_indptr=_running_sum(query_lens),
+        seq_lens=seq_lens,
+        kv_indptr=indptr,
+        kv_indices=indices,
+        start_positions=starts,
+    )
+
+
+def _running_sum(counts: Array) -> Array:
+    """[len + 1] int32, first 0."""
+    sums = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=sums[1:])
+    return sums
