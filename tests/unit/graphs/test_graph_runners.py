@@ -39,7 +39,7 @@ def rows_of(bench: GraphBench, lengths: list[int], *, seed: int = 0) -> list[Row
 
 def pages_of(bench: GraphBench) -> torch.Tensor:
     """Everything in the pool but the sink."""
-    return torch.stack([bench.driver.pool.keys(layer)[:, 1:].clone() for layer in range(2)])
+    return torch.stack([bench.driver.pools[0].keys(layer)[:, 1:].clone() for layer in range(2)])
 
 
 @pytest.mark.parametrize(("num_rows", "bucket"), [(1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (5, 8), (7, 8), (8, 8)])
@@ -69,8 +69,8 @@ def test_padded_rows_change_no_real_slot_and_read_none(bench: GraphBench) -> Non
     expected = bench.replay(batch)
     assert torch.equal(pages_of(bench), before)
     for layer in range(2):
-        bench.driver.pool.keys(layer)[:, 0].fill_(float("nan"))
-        bench.driver.pool.values(layer)[:, 0].fill_(float("nan"))
+        bench.driver.pools[0].keys(layer)[:, 0].fill_(float("nan"))
+        bench.driver.pools[0].values(layer)[:, 0].fill_(float("nan"))
     assert same(bench.replay(batch), expected)
 
 
