@@ -74,6 +74,7 @@ class PlanMetrics:
     overhead_seconds: Histogram
     in_flight: Gauge
     nacks: Counter
+    resends: Counter
     late_results: Counter
 
 
@@ -251,6 +252,7 @@ def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
         ),
         in_flight=Gauge(PREFIX + "plans_in_flight", "Plans without a result.", worker, registry=registry),
         nacks=Counter(PREFIX + "plan_nacks", "Plans a worker did not run, by answer.", ["reason"], registry=registry),
+        resends=Counter(PREFIX + "plan_resends", "Plans sent once more under their seq.", registry=registry),
         late_results=Counter(
             PREFIX + "late_results", "Results that no plan in flight was waiting for.", registry=registry
         ),

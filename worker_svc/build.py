@@ -13,8 +13,8 @@ from protos.service.model_files import ModelCard, ModelFolder
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
-from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
+from worker_svc.batch.staging import PlanStaging
 from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
@@ -22,9 +22,17 @@ from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
-FEATURES = frozenset({Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS})
+FEATURES = frozenset(
+    {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
+)
 """What is executed beyond the plain plan."""
-WINDOW = 1
 CACHED_RESULTS = 4
 _DISTRIBUTIONS = ("forwardplane-worker", "forwardplane")
 
@@ -40,13 +48,9 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     if torch.get_num_interop_threads() != 1:  # can be set once a process, before the first parallel work
         torch.set_num_interop_threads(1)
     side = device_side(folder, settings)
-    builder = BatchBuilder(
-        translator=side.translator,
-        page_sizes=(settings.page_size,) * len(side.geometries),
-        device=torch.device(settings.device),
-    )
     info = _worker_info(folder.card, settings, side=side)
-    return TpModelWorker(info=info, builder=builder, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
+    staging = PlanStaging(info=info, translator=side.translator, device=torch.device(settings.device))
+    return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
@@ -100,8 +104,8 @@ def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens:
         max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
-        window=WINDOW,
-        cached_results=CACHED_RESULTS,
+        window=settings.window,
+        cached_results=max(CACHED_RESULTS, settings.window + 2),
         context_tokens=context_tokens,
         max_logprobs=MAX_LOGPROBS,
     )

@@ -4,7 +4,8 @@ Everything above it (rpc, protocol) is free of torch; everything below it is fre
 `worker_svc/tp_model_worker.py` and by fakes in tests.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
@@ -33,4 +34,19 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release the device."""
+        ...
+
+
+@runtime_checkable
+class StagingExecutor(Executor, Protocol):
+    """An executor with host work that can be done ahead, while the device runs an earlier plan."""
+
+    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+        """Prepare a validated plan off the device thread; what is left runs there, in the order of plans.
+
+        `execute(plan)` is `stage(plan)()`. A staged plan may be dropped.
+
+        Raises:
+            UnsupportedFeature: the plan needs what this executor lacks.
+        """
         ...

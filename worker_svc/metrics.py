@@ -47,6 +47,15 @@ class StartupStage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNanoseconds:
+    """Where the device thread's time went."""
+
+    busy: int
+    idle: int
+    bubble: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMetrics:
     """Plans and forwards."""
 
@@ -116,23 +125,23 @@ class WorkerMetrics:
         values = {"device": device, "dtype": dtype, "numerics": numerics, "kernels": kernels}
         self.process.build.info({"version": metadata.version("forwardplane"), **values})
 
-    def read_device_time(self, busy_and_idle_ns: Callable[[], tuple[int, int]]) -> None:
-        """Export these two counters of the device thread, read at each scrape."""
-        self.registry.register(_DeviceTime(busy_and_idle_ns))
+    def read_device_time(self, device_ns: Callable[[], DeviceNanoseconds]) -> None:
+        """Export these counters of the device thread, read at each scrape."""
+        self.registry.register(_DeviceTime(device_ns))
 
 
 class _DeviceTime(Collector):
-    def __init__(self, busy_and_idle_ns: Callable[[], tuple[int, int]]) -> None:
-        self._busy_and_idle_ns = busy_and_idle_ns
+    def __init__(self, device_ns: Callable[[], DeviceNanoseconds]) -> None:
+        self._device_ns = device_ns
 
     def collect(self) -> Iterable[Metric]:
-        busy_ns, idle_ns = self._busy_and_idle_ns()
-        yield CounterMetricFamily(
-            f"{PREFIX}busy_seconds", "Time the device thread spent on plans and resets.", value=busy_ns * _NS
-        )
-        yield CounterMetricFamily(
-            f"{PREFIX}idle_seconds", "Time the device thread waited for a plan.", value=idle_ns * _NS
-        )
+        spent = self._device_ns()
+        for name, text, value in (
+            ("busy", "Time the device thread spent on plans and resets.", spent.busy),
+            ("idle", "Time the device thread waited for a plan.", spent.idle),
+            ("bubble", "Of the idle time, what came before a plan that carries on the plan before it.", spent.bubble),
+        ):
+            yield CounterMetricFamily(f"{PREFIX}{name}_seconds", text, value=value * _NS)
 
 
 def create_metrics(registry: CollectorRegistry) -> WorkerMetrics:

@@ -1,37 +1,39 @@
-"""TpModelWorker: one rank that turns a plan into a result. Build, dispatch, sample, pack.
+"""TpModelWorker: one rank that turns a plan into a result. Stage, dispatch, sample, pack.
 
 Coordinates only: how each step is done is in the parts it is given. Knows nothing of grpc, order or requests, and keeps
-nothing of a plan once its result is returned.
+nothing of a plan once its result is returned but the tokens in the ring.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from protos.wire.digest import plan_digest
 from protos.wire.errors import DeviceFault
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardOutcome, ForwardResult
-from protos.wire.validate_features import check_column_features, check_forward_features
 from protos.wire.worker_info import WorkerInfo
-from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.canary_guard import KVCanary, log_violations
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import traits_of
+from worker_svc.batch.staging import PlanStaging, StagedPlan
 from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
 from worker_svc.runners.stage_clock import Stage, StageClock
 from worker_svc.sampling.row_results import RowResults
 
 
 class TpModelWorker:
-    """An `Executor`. Made by `worker_svc/build.py`, used by the one thread that owns the device."""
+    """A `StagingExecutor`. Made by `worker_svc/build.py`; all but `stage` belongs to the device thread."""
 
     def __init__(
-        self, *, info: WorkerInfo, builder: BatchBuilder, dispatch: RunnerDispatch, canary: KVCanary | None = None
+        self, *, info: WorkerInfo, staging: PlanStaging, dispatch: RunnerDispatch, canary: KVCanary | None = None
     ) -> None:
         self._info = info
-        self._builder = builder
+        self._staging = staging
         self._dispatch = dispatch
         self._canary = canary
 
@@ -46,22 +48,43 @@ class TpModelWorker:
             UnsupportedFeature: before the device is touched, when the plan needs what this worker lacks.
             DeviceFault: the device can no longer be used.
         """
-        check_column_features(plan, self._info)
-        check_forward_features(plan, self._info)
-        clock = StageClock()
+        return self.stage(plan)()
+
+    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+        """Prepare all of a validated plan that needs no earlier result; what is left is for the device thread.
+
+        Raises:
+            UnsupportedFeature: the plan needs what this worker lacks.
+        """
+        return partial(self._execute, self._staging.stage(plan), plan_digest(plan))
+
+    def reset(self) -> None:
+        """Forget every sampled token. `execute` waits for the device, so nothing runs now."""
+        self._staging.forget()
+
+    def close(self) -> None:
+        """Let go of weights, pools and runners; no plan may follow."""
+        self._dispatch = RunnerDispatch(())
+
+    def _execute(self, staged: StagedPlan, digest: bytes) -> ForwardResult:
+        plan, clock = staged.plan, StageClock()
         results = RowResults(plan)
         try:
             with torch.inference_mode():
-                batches = self._builder.build(plan)
+                ready = self._staging.ready(staged)
+                results.add_lost(ready.lost_rows)
+                step = _Step(plan, results, clock, ready.lost_rows)
                 clock.lap(Stage.HOST_TO_DEVICE)
                 outcomes = tuple(
-                    self._run(_Step(plan, results, clock), batch, first_row=forward.row_begin)
-                    for forward, batch in zip(plan.forwards, batches, strict=True)
+                    self._run(step, batch, first_row=forward.row_begin)
+                    for forward, batch in zip(plan.forwards, ready.batches, strict=True)
                 )
+                rows = results.columns()
+                self._staging.ran(staged, rows)
         except RuntimeError as error:
             # torch has no narrower type for what a device or its memory can do to a running forward.
             raise DeviceFault("a forward failed on the device", plan_seq=plan.identity.seq) from error
-        rows, logprobs, digest = results.columns(), results.logprobs(), plan_digest(plan)
+        logprobs = results.logprobs()
         clock.lap(Stage.DEVICE_TO_HOST)
         return ForwardResult(
             identity=plan.identity,
@@ -71,13 +94,6 @@ class TpModelWorker:
             logprobs=logprobs,
             plan_digest=digest,
         )
-
-    def reset(self) -> None:
-        """Nothing outlives a plan here, and `execute` waits for the device: there is nothing to forget."""
-
-    def close(self) -> None:
-        """Let go of weights, pools and runners; no plan may follow."""
-        self._dispatch = RunnerDispatch(())
 
     def _run(self, step: "_Step", batch: ForwardBatch, *, first_row: int) -> ForwardOutcome:
         results, clock = step.results, step.clock
@@ -99,6 +115,7 @@ class TpModelWorker:
             return batch, 0
         rows = slice(first_row, first_row + batch.num_reqs)
         batch, verdict = self._canary.guard(batch, self._canary.expected(step.plan.rows, rows))
+        verdict = verdict.without(step.lost_rows[rows])
         if verdict.violations:
             log_violations(verdict, first_row=first_row, handles=step.plan.rows.handles)
             if self._canary.fails_rows:
@@ -112,6 +129,8 @@ class _Step(NamedTuple):
     plan: ForwardPlan
     results: RowResults
     clock: StageClock
+    lost_rows: np.ndarray
+    """[R] bool: they failed already, and what they read need not have been written."""
 
 
 def _outcome(batch: ForwardBatch, dispatched: Dispatched) -> ForwardOutcome:

@@ -68,6 +68,7 @@ def plan_to_proto(plan: ForwardPlan) -> plan_pb2.ForwardPlan:
     if plan.delta is not None:
         message.delta.base_seq = plan.delta.base_seq
         message.delta.base_digest = plan.delta.base_digest
+        message.delta.digest = plan.delta.digest
         columns.pack(columns.DELTA, plan.delta, message=message.delta)
     return message
 
@@ -288,4 +289,4 @@ def _mask_from_proto(message: plan_pb2.Mask) -> Mask:
 def _delta_from_proto(message: plan_pb2.PlanDelta) -> PlanDelta:
     arrays = columns.unpack(columns.DELTA, message, group="delta", error=InvalidPlan)
     make: Callable[..., PlanDelta] = PlanDelta
-    return make(base_seq=message.base_seq, base_digest=message.base_digest, **arrays)
+    return make(base_seq=message.base_seq, base_digest=message.base_digest, digest=message.digest, **arrays)

@@ -85,7 +85,7 @@ LOGPROBS = (
     *_optional(U32, "target_indptr"),
     *_optional(I32, "target_ids", beside="target_indptr"),
 )
-DELTA = _required(U32, "base_rows")
+DELTA = (*_required(U32, "base_rows"), *_required(U8, "present"))
 WRITE_WINDOW = _optional(U32, "flat_index")
 
 RESULT_ROWS = (

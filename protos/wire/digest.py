@@ -67,6 +67,7 @@ def plan_digest(plan: ForwardPlan) -> bytes:
     if plan.delta is not None:
         hasher.numbers("delta", plan.delta.base_seq)
         hasher.content("base_digest", plan.delta.base_digest)
+        hasher.content("whole", plan.delta.digest)
         hasher.group("delta", columns.DELTA, source=plan.delta)
     for name in plan.reserved:
         hasher.name(name)

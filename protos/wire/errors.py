@@ -132,6 +132,13 @@ class SyncError(EngineError):
     blast = "worker"
 
 
+class NeedFullPlan(SyncError):
+    """Soft state that the plan builds on is gone; the same plan in full is fine."""
+
+    reason = "NEED_FULL_PLAN"
+    blast = "plan"
+
+
 class StaleEpoch(SyncError):
     """A scheduler whose (epoch, term) is not above the highest the worker has seen."""
 

@@ -4,7 +4,7 @@ Made by `scheduler_svc/core/plan_builder` or by `codec.decode_plan`, read by val
 Knows nothing of protobuf. R = rows, T = tokens. A column that is `None` was absent. Element types are in `schema`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -240,6 +240,10 @@ class PlanDelta:
     base_digest: bytes
     base_rows: Array
     """u32 [R]: 0 = in full, k = row k - 1 of the base"""
+    digest: bytes = b""
+    """Of the plan that this stands for."""
+    present: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    """u8: which optional groups and soft columns that plan has, numbers of `delta_columns.PRESENCE`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

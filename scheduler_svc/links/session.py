@@ -16,14 +16,16 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerLost
 from scheduler_svc.links.liveness import Liveness
 from scheduler_svc.links.statistics import InFlight, LinkCounts, worker_seconds
+from scheduler_svc.links.unanswered import MIN_DELTA_BYTES, UnansweredPlans
 from scheduler_svc.links.worker_calls import (
     DrainAnnounced,
     EncodedPlan,
+    FullPlanNeeded,
     LinkNack,
+    PlansMissing,
     PlanStream,
     Term,
     WorkerCalls,
-    encoded,
 )
 from scheduler_svc.metrics import LinkMetrics
 
@@ -41,12 +43,14 @@ class LinkListener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Time limits of one session."""
+    """Limits of one session."""
 
     open_timeout_s: float
     plan_timeout_s: float
     report_interval_ms: int
     report_lost_s: float
+    min_delta_bytes: int = MIN_DELTA_BYTES
+    """Plans that are smaller in full are sent in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ class WorkerSession:
         self._term = term
         self._parts = parts
         self._in_flight = InFlight()
+        self._unanswered = UnansweredPlans(term.info, min_delta_bytes=parts.settings.min_delta_bytes)
         self._outgoing: asyncio.Queue[EncodedPlan] = asyncio.Queue()
         settings = parts.settings
         self._liveness = Liveness(
@@ -89,10 +94,10 @@ class WorkerSession:
         """Encode `plan` and queue it; plans leave in this order. The core's window bounds the queue."""
         metrics = self._parts.metrics
         begun = self._parts.clock()
-        message = encoded(plan)
+        message = self._unanswered.add(plan)
         now = self._parts.clock()
         metrics.plans.encode_seconds.observe(now - begun)
-        metrics.plans.plan_bytes.labels("full").observe(len(message.body))
+        metrics.plans.plan_bytes.labels("delta" if message.is_delta else "full").observe(len(message.body))
         self._parts.counts.sent(rows=plan.rows.num_rows, size=len(message.body))
         self._in_flight.add(message.seq, now)
         self._liveness.plan_sent(message.seq, budget_s=plan.identity.budget_ms / 1000, now=now)
@@ -148,15 +153,30 @@ class WorkerSession:
                     self._consume(result)
                 case DrainAnnounced():
                     self._set_state(WorkerState.DRAINING)
+                case FullPlanNeeded(seq):
+                    self._nacked("need_full")
+                    self._resend(self._unanswered.in_full(seq))
+                case PlansMissing(expected_seq, _):
+                    self._nacked("gap")
+                    self._resend(self._unanswered.again(expected_seq))
                 case LinkNack(kind):
-                    self._parts.metrics.plans.nacks.labels(kind).inc()
+                    self._nacked(kind)
                     message = f"the worker answered {kind} instead of a result"
                     raise SyncError(message)
+
+    def _nacked(self, kind: str) -> None:
+        self._parts.metrics.plans.nacks.labels(kind).inc()
+
+    def _resend(self, messages: list[EncodedPlan]) -> None:
+        """Send plans once more under their seqs; the core hears nothing of it."""
+        for message in messages:
+            self._parts.metrics.plans.resends.inc()
+            self._outgoing.put_nowait(message)
 
     def _consume(self, result: ForwardResult) -> None:
         seq = result.identity.seq
         due = self._in_flight.oldest()
-        if due is None or not self._is_current(result):
+        if due is None or seq < due or not self._is_current(result):
             self._parts.metrics.plans.late_results.inc()
             return
         if seq != due:
@@ -164,12 +184,13 @@ class WorkerSession:
             raise DataFault(message, field="seq", plan_seq=seq)
         now = self._parts.clock()
         rtt_s = self._in_flight.pop(seq, now)
+        self._unanswered.answered(seq, was_refused=result.rejection is not None)
         self._liveness.plan_answered(seq, now=now)
         self._parts.counts.answered(result)
         self._parts.metrics.plan_answered(rtt_s=rtt_s, worker_s=worker_seconds(result.timings))
         self._parts.metrics.set_in_flight(len(self._in_flight))
         if result.rejection is not None:
-            self._parts.metrics.plans.nacks.labels("rejected").inc()
+            self._nacked("rejected")
         self._parts.listener.worker_event(ResultReceived(self._term.worker, result))
 
     def _is_current(self, result: ForwardResult) -> bool:

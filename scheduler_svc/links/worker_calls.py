@@ -39,11 +39,12 @@ _STATES = MappingProxyType({int(state): state for state in WorkerState})
 
 @dataclass(frozen=True, slots=True)
 class EncodedPlan:
-    """A plan as it travels. Made by `encoded`, written once."""
+    """A plan as it travels. Made by `encoded`."""
 
     seq: int
     body: bytes
     crc32: int
+    is_delta: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,27 @@ class DrainAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class LinkNack:
-    """The worker did not run a plan: `need_full`, `gap`, `stale`, or an answer this release does not know."""
+    """The worker did not run a plan and the term cannot go on: `stale`, or an answer this release does not know."""
 
     kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class FullPlanNeeded:
+    """The worker lacks the base of plan `seq`, and dropped what was sent behind it."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlansMissing:
+    """The worker expects `expected_seq` and got `received_seq`."""
+
+    expected_seq: int
+    received_seq: int
+
+
+StreamAnswer = ForwardResult | DrainAnnounced | FullPlanNeeded | PlansMissing | LinkNack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +103,7 @@ class Term:
 def encoded(plan: ForwardPlan) -> EncodedPlan:
     """The bytes of `plan` and their checksum."""
     body = encode_plan(plan)
-    return EncodedPlan(plan.identity.seq, body, checksum(body))
+    return EncodedPlan(plan.identity.seq, body, checksum(body), is_delta=plan.delta is not None)
 
 
 class PlanStream:
@@ -114,7 +133,7 @@ class PlanStream:
         with _translated():
             await self._write(ExecuteRequest(plan=PlanMessage(body=plan.body, crc32=plan.crc32)))
 
-    async def read(self) -> ForwardResult | DrainAnnounced | LinkNack:
+    async def read(self) -> StreamAnswer:
         """The worker's next answer.
 
         Raises:
@@ -130,6 +149,10 @@ class PlanStream:
             return decode_result(open_message(reply.result.body, reply.result.crc32))
         if kind == "drain":
             return DrainAnnounced(reply.drain.reason)
+        if kind == "need_full":
+            return FullPlanNeeded(reply.need_full.seq)
+        if kind == "gap":
+            return PlansMissing(reply.gap.expected_seq, reply.gap.received_seq)
         return LinkNack(kind or "unknown")
 
     def close(self) -> None:

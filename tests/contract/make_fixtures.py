@@ -15,6 +15,8 @@ from google.protobuf.message import Message
 
 from protos.forwardplane.v1 import error_pb2, generate_pb2, plan_pb2, sampling_pb2, worker_pb2
 from protos.wire.codec import checksum, encode_plan, encode_result, worker_info_to_proto
+from protos.wire.delta_making import changes_of
+from protos.wire.digest import plan_digest
 from protos.wire.enums import GraphPhase, GraphRefusal
 from protos.wire.plan import ForwardPlan, GraphChoice, Mask, MaskColumns, WriteWindow
 from protos.wire.result import ForwardResult
@@ -55,6 +57,7 @@ def plan_cases() -> dict[str, ForwardPlan]:
         "mixed": plans.make_mixed_plan(),
         "rich": plans.make_rich_plan(plans.make_full_info(logits_width=50000)),
         "delta": plans.make_decode_plan(2, seq=2, delta=plans.make_delta(delta_base, digest=bytes(range(16)))),
+        "delta-changes": _changes(),
         "later-rounds": later,
     }
 
@@ -297,6 +300,22 @@ def _other_choices() -> dict[str, Message]:
         "opened": worker_pb2.ExecuteReply(opened=worker_pb2.Opened(expected_seq=4)),
         "drain": worker_pb2.ExecuteReply(drain=worker_pb2.DrainNotice(reason="shutdown")),
     }
+
+
+def _changes() -> ForwardPlan:
+    """A rich plan as the changes of the one before it: one row in full, the others from their base rows."""
+    info = plans.make_full_info()
+    base, plan = plans.make_rich_plan(info, seq=8), plans.make_rich_plan(info, seq=9)
+    plan = plans.with_element(plan, "rows.attempts", 1, 77)
+    changes = changes_of(
+        plan,
+        base,
+        digest=plan_digest(plan),
+        base_digest=plan_digest(base),
+        page_sizes=[pool.page_size for pool in info.sub_pools],
+    )
+    assert changes is not None
+    return changes
 
 
 def main(argv: list[str], say: Callable[[str], object] = print) -> int:

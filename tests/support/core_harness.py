@@ -33,6 +33,7 @@ from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState, check_invariants
 from tests.support.fake_worker import Draw, FakeWorker, RowRules, expected_output, mix
 from tests.support.plans import CORE_FEATURES, full_sub_pool, make_info, make_limits
+from worker_svc.executor import Executor
 
 NEVER = 1e9
 
@@ -121,7 +122,7 @@ class CoreHarness:
         self.state = SchedulerState.create(settings or CoreSettings())
         self.now = 0.0
         self.infos: dict[str, WorkerInfo] = {}
-        self.workers: dict[str, FakeWorker] = {}
+        self.workers: dict[str, Executor] = {}
         self.pending: dict[str, deque[ForwardPlan]] = {}
         self.specs: dict[StreamKey, RequestSpec] = {}
         self.outputs: dict[StreamKey, list[int]] = {}
@@ -145,11 +146,14 @@ class CoreHarness:
         info = info or self.infos.get(name) or small_info()
         self.infos[name] = info
         self.terms[name] = self.terms.get(name, 0) + 1
-        self.workers[name] = FakeWorker(
-            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
-        )
+        self.workers[name] = self.make_worker(info)
         self.pending[name] = deque()
         return self.step(WorkerAttached(name, info, 1, self.terms[name]))
+
+    def make_worker(self, info: WorkerInfo) -> Executor:
+        return FakeWorker(
+            info, fail_row=lambda plan, row: self.fail_row(plan, row), reject=lambda plan: self.reject(plan)
+        )
 
     def lose(self, name: str = "w0") -> list[Instruction]:
         del self.workers[name]

@@ -23,6 +23,9 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 from tests.support.fake_worker import FakeWorker
 
+NOTHING = ExecuteReply()
+"""As the answer to a plan: none at all."""
+
 
 class FakeWorkerServer(WorkerServiceServicer):
     """Serves one worker. Its attributes are what a test may change or look at."""
@@ -91,7 +94,7 @@ class FakeWorkerServer(WorkerServiceServicer):
             reply = self._reply(plan)
             if isinstance(reply, EngineError):
                 raise reply
-            if reply is not None:
+            if reply is not NOTHING:
                 yield reply
 
     @override

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from protos.wire.worker_info import WorkerInfo
-from worker_svc.batch.builder import BatchBuilder
+from worker_svc.batch.staging import PlanStaging
 from worker_svc.model_runner import RunnerOutput
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.tp_model_worker import TpModelWorker
@@ -80,9 +80,8 @@ class HistoryRunner:
 def tiny_worker(info: WorkerInfo, runners=None) -> TpModelWorker:
     """A TpModelWorker around the history model."""
     (pool,) = info.sub_pools
-    builder = BatchBuilder(
-        translator=FlatTranslator(pool.page_size), page_sizes=(pool.page_size,), device=torch.device("cpu")
-    )
     return TpModelWorker(
-        info=info, builder=builder, dispatch=RunnerDispatch(runners if runners is not None else [HistoryRunner(info)])
+        info=info,
+        staging=PlanStaging(info=info, translator=FlatTranslator(pool.page_size), device=torch.device("cpu")),
+        dispatch=RunnerDispatch(runners if runners is not None else [HistoryRunner(info)]),
     )

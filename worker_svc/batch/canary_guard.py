@@ -62,6 +62,13 @@ class CanaryVerdict:
     violations: tuple[CanaryViolation, ...]
     """One per bad row and sub-pool."""
 
+    def without(self, rows: Array) -> "CanaryVerdict":
+        """The same of the other rows. `rows` is [num_reqs] bool."""
+        if not (self.is_bad & rows).any():
+            return self
+        left = tuple(violation for violation in self.violations if not rows[violation.row])
+        return CanaryVerdict(is_bad=self.is_bad & ~rows, violations=left)
+
 
 class KVCanary:
     """Made after the translator, before attention; called by the thread that owns the device."""

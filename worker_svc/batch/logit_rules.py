@@ -29,6 +29,8 @@ class RowPenalties:
     """uint32: distinct ids of the output."""
     output_counts: Array
     """uint32: how often each came."""
+    referenced_ids: tuple[int, ...] = ()
+    """Output tokens that the plan's author did not know yet; they count like those it sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

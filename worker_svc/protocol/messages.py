@@ -3,6 +3,7 @@
 Streams and attach calls are named by integers that the shell mints; the protocol only compares them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,12 +68,19 @@ class IntakeTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingBase:
+    """What is left of a plan that changes another one which is not here."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArrivedPlan:
-    """A plan whose bytes could be read: valid, or refused before the device is touched."""
+    """A plan whose bytes could be read: valid, refused before the device is touched, or of no use without its base."""
 
     identity: PlanIdentity
-    content: ForwardPlan | PlanRejection
+    content: ForwardPlan | PlanRejection | MissingBase
     times: IntakeTimes = IntakeTimes()
+    run: Callable[[], ForwardResult] | None = None
+    """What the device thread has to call. Of a plan that is not rejected; never looked at by the protocol."""
 
     @property
     def fence(self) -> Fence:
@@ -105,6 +113,7 @@ class Execute:
 
     plan: ForwardPlan
     times: IntakeTimes
+    run: Callable[[], ForwardResult] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,13 @@ class StaleAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class NeedFullAnswer:
+    """Link answer: `seq` is expected in full; what was sent behind it is dropped."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedAnswer:
     """Link answer: the stream is open; the first seq that has not started is expected."""
 
@@ -151,7 +167,7 @@ class DrainAnswer:
     reason: str
 
 
-ReplyBody = PlanResult | SequenceGapAnswer | StaleAnswer | OpenedAnswer | DrainAnswer
+ReplyBody = PlanResult | NeedFullAnswer | SequenceGapAnswer | StaleAnswer | OpenedAnswer | DrainAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from protos.wire.errors import WindowFull
 from protos.wire.limits import MAX_WINDOW
 from protos.wire.result import ForwardResult, PlanRejection
-from worker_svc.protocol.messages import ArrivedPlan
+from worker_svc.protocol.messages import ArrivedPlan, MissingBase
 
 
 class Arrival(Enum):
@@ -25,6 +25,10 @@ class Arrival(Enum):
     """It ran and its result is no longer kept."""
     EARLY = auto()
     """A plan before it is missing."""
+    NEEDS_FULL = auto()
+    """Its turn, but its delta base is not here: it is expected again, in full."""
+    DROPPED = auto()
+    """It follows a plan that is expected in full; both will be sent again."""
     OVERRUN = auto()
     """The sender ignores the window altogether."""
 
@@ -38,6 +42,7 @@ class PlanOrder:
         self._cached_results = max(cached_results, window + 2)
         self._taken_seq: int | None = None
         self._is_awaited = False
+        self._awaits_full = False
         self._queue: deque[ArrivedPlan] = deque()
         self._results: OrderedDict[int, ForwardResult] = OrderedDict()
 
@@ -45,12 +50,13 @@ class PlanOrder:
         """Place the plan; only ACCEPTED changes what will be executed."""
         seq = plan.identity.seq
         if seq > self.expected_seq:
-            return Arrival.EARLY
+            return Arrival.DROPPED if self._awaits_full else Arrival.EARLY
         if seq in self._results:
             return Arrival.FINISHED
         if seq < self.expected_seq:
             return self._repeated(seq)
-        return self._accept(plan)
+        self._awaits_full = isinstance(plan.content, MissingBase)
+        return Arrival.NEEDS_FULL if self._awaits_full else self._accept(plan)
 
     def result(self, seq: int) -> ForwardResult:
         """The kept result of a FINISHED plan."""
@@ -65,6 +71,11 @@ class PlanOrder:
         self._taken_seq = plan.identity.seq
         self._is_awaited = True
         return plan
+
+    @property
+    def waiting(self) -> ArrivedPlan | None:
+        """The plan that `take` would give next."""
+        return self._queue[0] if self._queue else None
 
     def finish(self, result: ForwardResult) -> bool:
         """Keep the taken plan's result; True if the open stream has sent that plan."""
@@ -84,6 +95,7 @@ class PlanOrder:
         """A new stream: it sends again what has not started, and asks again for the plan that runs."""
         self.drop_waiting()
         self._is_awaited = False
+        self._awaits_full = False
 
     @property
     def has_unanswered(self) -> bool:

@@ -7,6 +7,7 @@ simulator runs the same code. Guards I8-I11; DESIGN 5 is its specification.
 from enum import Enum, auto
 
 from protos.wire.errors import Draining, EngineError, InvalidRequest, SyncError, WindowFull, WrongIncarnation
+from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanRejection
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.protocol.attachment import Attachment
@@ -18,6 +19,8 @@ from worker_svc.protocol.messages import (
     EndStream,
     Execute,
     Fence,
+    MissingBase,
+    NeedFullAnswer,
     OpenedAnswer,
     PlanResult,
     RefuseAttach,
@@ -148,6 +151,15 @@ class WorkerProtocol:
         self._is_stopping = True
         return [*self._attachment.refuse_waiting(error), *self._end_stream(error), Stopped()]
 
+    @property
+    def following(self) -> Execute | None:
+        """What `plan_finished` will give to execute, unless something else happens first; None: nothing."""
+        plan = self._order.waiting
+        if self._device is not DeviceUse.EXECUTING or self._is_stopping or plan is None:
+            return None
+        content = plan.content
+        return Execute(content, plan.times, plan.run) if isinstance(content, ForwardPlan) else None
+
     # --- leaving
 
     def drain_requested(self, reason: str) -> list[Action]:
@@ -210,6 +222,8 @@ class WorkerProtocol:
             return self._reply(PlanResult(self._order.result(seq)))
         if arrival is Arrival.FORGOTTEN:
             return self._reply(StaleAnswer(seq, self._order.expected_seq))
+        if arrival is Arrival.NEEDS_FULL:
+            return self._reply(NeedFullAnswer(seq))
         if arrival is Arrival.EARLY:
             return self._reply(SequenceGapAnswer(self._order.expected_seq, seq))
         return []
@@ -220,8 +234,9 @@ class WorkerProtocol:
             if isinstance(plan.content, PlanRejection):
                 actions += self._deliver(ForwardResult(identity=plan.identity, rejection=plan.content))
             else:
+                assert not isinstance(plan.content, MissingBase), "never accepted"
                 self._device = DeviceUse.EXECUTING
-                actions.append(Execute(plan.content, plan.times))
+                actions.append(Execute(plan.content, plan.times, plan.run))
         return actions
 
     def _deliver(self, result: ForwardResult) -> list[Action]:

@@ -1,19 +1,25 @@
 """What the device thread does with plans, and the counters that only it advances.
 
-Everything here but reading `progress` runs on the device thread. Guards: a counter moves only when device work ended.
+Everything here but `stage` and reading `progress` runs on the device thread. Guards: a counter moves only when device
+work ended.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
+from protos.service.status import fault_border
 from protos.wire.enums import RowFailure
+from protos.wire.errors import EngineError, InvalidPlan, UnsupportedFeature
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from worker_svc.executor import Executor
-from worker_svc.protocol.messages import Fence, IntakeTimes
+from worker_svc.executor import Executor, StagingExecutor
+from worker_svc.protocol.messages import Execute, Fence
 
+_NO_HANDLES = np.empty(0, np.uint64)
 NO_FENCE = Fence(0, 0)
 """Below every pair that can attach."""
 
@@ -34,6 +40,8 @@ class DeviceProgress:
     """Time of finished work."""
     idle_ns: int = 0
     """Time between finished pieces of work."""
+    bubble_ns: int = 0
+    """Of that, the time before a plan that carries on a request of the plan before it."""
     is_busy: bool = False
     since_ns: int = 0
     """When the device last became busy or idle."""
@@ -59,18 +67,43 @@ class DeviceWork:
     def __init__(self, executor: Executor, clock_ns: Callable[[], int]) -> None:
         self._executor = executor
         self._clock_ns = clock_ns
+        self._last_handles = _NO_HANDLES
         self.progress = DeviceProgress(since_ns=clock_ns())
 
-    def execute(self, plan: ForwardPlan, times: IntakeTimes) -> ForwardResult:
+    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+        """What is left to do on the device thread, after what the executor can do ahead. Called on any thread.
+
+        Raises:
+            UnsupportedFeature: the plan needs what the executor lacks.
+        """
+        if not isinstance(self._executor, StagingExecutor):
+            return partial(self._executor.execute, plan)
+        try:
+            with fault_border("staging"):
+                return self._executor.stage(plan)
+        except (InvalidPlan, UnsupportedFeature):
+            raise
+        except EngineError as error:
+            # A bug below the executor ends the process in the plan's turn, wherever it shows.
+            return partial(_fail, error)
+
+    def execute(self, planned: Execute) -> ForwardResult:
         """The plan's result, with what happened before the device in its timings.
 
         Raises:
             EngineError: as `Executor.execute`.
         """
+        plan, times = planned.plan, planned.times
+        run = planned.run or self.stage(plan)
         taken_ns = self._clock_ns()
+        waited_ns = taken_ns - self.progress.since_ns
         self.progress = replace(self.progress.taken(taken_ns), last_started_seq=plan.identity.seq)
-        result = self._executor.execute(plan)
+        result = run()
         self.progress = _counted(self.progress.finished(self._clock_ns()), result)
+        handles = plan.rows.handles
+        if np.isin(handles, self._last_handles).any():
+            self.progress = replace(self.progress, bubble_ns=self.progress.bubble_ns + waited_ns)
+        self._last_handles = handles
         timings = replace(
             result.timings,
             receive_ns=times.receive_ns,
@@ -83,6 +116,7 @@ class DeviceWork:
         """Forget every step; the seqs start again under `fence`."""
         self.progress = self.progress.taken(self._clock_ns())
         self._executor.reset()
+        self._last_handles = _NO_HANDLES
         self.progress = replace(
             self.progress.finished(self._clock_ns()), fence=fence, last_started_seq=0, last_finished_seq=0
         )
@@ -90,6 +124,10 @@ class DeviceWork:
     def close(self) -> None:
         """Release the device."""
         self._executor.close()
+
+
+def _fail(error: EngineError) -> NoReturn:
+    raise error
 
 
 def _counted(progress: DeviceProgress, result: ForwardResult) -> DeviceProgress:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.executor import Executor
-from worker_svc.metrics import MemoryKind, StartupStage, WorkerMetrics
+from worker_svc.metrics import DeviceNanoseconds, MemoryKind, StartupStage, WorkerMetrics
 from worker_svc.rpc.device_thread import DeviceThread
-from worker_svc.rpc.device_work import DeviceWork
+from worker_svc.rpc.device_work import DeviceProgress, DeviceWork
 from worker_svc.rpc.plan_intake import PlanIntake
 from worker_svc.rpc.plan_observer import PlanObserver
 from worker_svc.rpc.protocol_loop import LoopParts, ProtocolLoop
@@ -23,7 +23,7 @@ class LoadedWorker:
         self.loop = loop
         self.info = info
         self.work = work
-        self.intake = PlanIntake(info, time.monotonic_ns)
+        self.intake = PlanIntake(info, time.monotonic_ns, work.stage)
         self._device = device
 
     async def release(self) -> None:
@@ -65,7 +65,11 @@ def _describe(info: WorkerInfo, work: DeviceWork, metrics: WorkerMetrics) -> Non
     )
     kv_bytes = sum(pool.num_pages * pool.bytes_per_page for pool in info.sub_pools)
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(kv_bytes)
-    metrics.read_device_time(lambda: (work.progress.busy_ns, work.progress.idle_ns))
+    metrics.read_device_time(lambda: _device_ns(work.progress))
+
+
+def _device_ns(progress: DeviceProgress) -> DeviceNanoseconds:
+    return DeviceNanoseconds(busy=progress.busy_ns, idle=progress.idle_ns, bubble=progress.bubble_ns)
 
 
 def _log(info: WorkerInfo, seconds: float) -> None:

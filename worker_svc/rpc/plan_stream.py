@@ -11,6 +11,7 @@ from protos.forwardplane.v1.worker_pb2 import (
     DrainNotice,
     ExecuteReply,
     Gap,
+    NeedFull,
     Opened,
     ResultMessage,
     Stale,
@@ -19,6 +20,7 @@ from protos.wire.codec import checksum, encode_result
 from protos.wire.errors import EngineError
 from worker_svc.protocol.messages import (
     DrainAnswer,
+    NeedFullAnswer,
     OpenedAnswer,
     PlanResult,
     ReplyBody,
@@ -79,6 +81,8 @@ def encode_reply(body: ReplyBody) -> ExecuteReply:
     if isinstance(body, PlanResult):
         encoded = encode_result(body.result)
         return ExecuteReply(result=ResultMessage(body=encoded, crc32=checksum(encoded)))
+    if isinstance(body, NeedFullAnswer):
+        return ExecuteReply(need_full=NeedFull(seq=body.seq))
     if isinstance(body, SequenceGapAnswer):
         return ExecuteReply(gap=Gap(expected_seq=body.expected_seq, received_seq=body.received_seq))
     if isinstance(body, StaleAnswer):

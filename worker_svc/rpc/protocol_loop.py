@@ -29,13 +29,21 @@ from worker_svc.protocol.messages import (
     StreamOpening,
 )
 from worker_svc.protocol.worker_protocol import WorkerProtocol
-from worker_svc.rpc.device_thread import DeviceThread
+from worker_svc.rpc.device_thread import DeviceJob, DeviceThread
 from worker_svc.rpc.device_work import DeviceWork
 from worker_svc.rpc.plan_intake import rejection_of
 from worker_svc.rpc.plan_observer import PlanObserver
 from worker_svc.rpc.plan_stream import PlanStream
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """A plan that was given, or offered, to the device thread."""
+
+    action: Execute
+    job: DeviceJob[ForwardResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +66,9 @@ class ProtocolLoop:
         self._streams: dict[int, PlanStream] = {}
         self._attaches: dict[int, asyncio.Future[WorkerInfo]] = {}
         self._stopped = asyncio.Event()
+        self._running: DevicePlan | None = None
+        self._ahead: DevicePlan | None = None
+        """Offered to the device thread, to begin when the one that runs ends; the protocol still has it waiting."""
         self.failure: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         """Set when the device can no longer be used; the process must end."""
 
@@ -70,6 +81,7 @@ class ProtocolLoop:
         call = next(self._keys)
         answer: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
         self._attaches[call] = answer
+        self._recall()
         try:
             self._step(self._protocol.attach_requested, call, asked)
             return await answer
@@ -85,6 +97,7 @@ class ProtocolLoop:
     def open_stream(self, stream: PlanStream, opening: StreamOpening) -> None:
         """Its first message."""
         if stream.key in self._streams:
+            self._recall()
             self._step(self._protocol.stream_opened, stream.key, opening)
 
     def receive(self, stream: PlanStream, plan: ArrivedPlan) -> None:
@@ -114,6 +127,7 @@ class ProtocolLoop:
 
     async def stop(self, reason: str) -> None:
         """Let the running plan finish, end the streams; nothing runs on the device afterwards."""
+        self._recall()
         self._step(self._protocol.stop_requested, reason)
         await self._stopped.wait()
 
@@ -122,6 +136,9 @@ class ProtocolLoop:
     def _step(self, decide: Callable[..., list[Action]], *inputs: object) -> None:
         for action in decide(*inputs):
             self._carry_out(action)
+        following = self._protocol.following
+        if following is not None and self._ahead is None and self._running is not None:
+            self._ahead = DevicePlan(following, self._parts.device.offer(partial(self._parts.work.execute, following)))
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -146,8 +163,15 @@ class ProtocolLoop:
             self._parts.observer.plan_rejected()
 
     def _execute(self, action: Execute) -> None:
-        run = partial(self._parts.work.execute, action.plan, action.times)
-        self._parts.device.submit(run).add_done_callback(partial(self._plan_done, action))
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            assert ahead.action.plan is action.plan, "the protocol gave another plan than the one it announced"
+            self._parts.device.insist(ahead.job)
+            running = ahead
+        else:
+            running = DevicePlan(action, self._parts.device.start(partial(self._parts.work.execute, action)))
+        self._running = running
+        running.job.future.add_done_callback(lambda _: self._plan_done(running))
 
     def _reset(self, action: ResetExecutor) -> None:
         _logger.info("attached by a new term", extra={"epoch": action.fence.epoch, "term": action.fence.term})
@@ -169,7 +193,23 @@ class ProtocolLoop:
 
     # --- the device has answered
 
-    def _plan_done(self, action: Execute, done: "asyncio.Future[ForwardResult]") -> None:
+    def _recall(self) -> None:
+        """Before waiting plans may be dropped: none of them has begun, as far as the protocol knows."""
+        while (ahead := self._ahead) is not None:
+            if self._parts.device.withdraw(ahead.job):
+                self._ahead = None
+                return
+            # It has begun, so the plan before it has ended; the loop only has not been told yet.
+            running = self._running
+            assert running is not None
+            running.job.settle()
+            self._plan_done(running)
+
+    def _plan_done(self, running: DevicePlan) -> None:
+        if self._running is not running:
+            return  # was told before, by `_recall`
+        self._running = None
+        action, done = running.action, running.job.future
         error = done.exception()
         if isinstance(error, InvalidPlan | UnsupportedFeature):
             rejected = ForwardResult(identity=action.plan.identity, rejection=rejection_of(error))

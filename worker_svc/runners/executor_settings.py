@@ -35,5 +35,7 @@ class ExecutorSettings:
     """Most rows of a plan."""
     max_tokens: int = 2048
     """Most tokens of a plan."""
+    window: int = 2
+    """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""

@@ -1,8 +1,8 @@
 """What the rows of one plan gave: sampled forward by forward, packed as the result's columns.
 
 Made per plan by the worker and dropped with it. Guards: handle, attempt and position are echoed for every row; a row
-whose numbers are not finite, whose KV is another's, or whose rules leave nothing to sample, is FAILED alone and carries
-no token.
+whose numbers are not finite, whose KV is another's, whose rules leave nothing to sample, or whose source failed, is
+FAILED alone and carries no token.
 """
 
 import numpy as np
@@ -29,6 +29,7 @@ class RowResults:
         self._finite = np.ones(num_rows, bool)
         self._has_candidate = np.ones(num_rows, bool)
         self._is_corrupt = np.zeros(num_rows, bool)
+        self._is_lost = np.zeros(num_rows, bool)
         self._logprobs = np.zeros(num_rows, np.float32)
         self._top: dict[int, tuple[Array, Array]] = {}
 
@@ -53,12 +54,17 @@ class RowResults:
         """[num_reqs] bool of that forward: rows whose KV did not hold their own tokens; they fail."""
         self._is_corrupt[first_row : first_row + len(is_corrupt)] |= is_corrupt
 
+    def add_lost(self, rows: Array) -> None:
+        """[R] bool: rows with a token that no earlier plan gave. What they computed means nothing."""
+        self._is_lost |= rows
+
     def columns(self) -> ResultColumns:
         """Statuses, tokens and failures of all rows."""
         rows = self._plan.rows
         failed = self._failed
         reasons = np.where(self._finite, RowFailure.NO_CANDIDATE, RowFailure.NAN)
         reasons = np.where(self._is_corrupt, RowFailure.CANARY, reasons)
+        reasons = np.where(self._is_lost, RowFailure.DEPENDENCY, reasons)
         return ResultColumns(
             handles=rows.handles.copy(),
             attempts=rows.attempts.copy(),
@@ -66,7 +72,7 @@ class RowResults:
             statuses=np.where(failed, np.uint8(RowStatus.FAILED), self._statuses),
             token_ids=np.where(failed, np.int32(0), self._token_ids),
             failures=np.where(failed, reasons, 0).astype(np.uint8) if failed.any() else None,
-            finite=self._finite.astype(np.uint8),
+            finite=(self._finite | self._is_lost).astype(np.uint8),
         )
 
     def logprobs(self) -> ResultLogprobs | None:
@@ -89,7 +95,7 @@ class RowResults:
 
     @property
     def _failed(self) -> Array:
-        return ~(self._finite & self._has_candidate) | self._is_corrupt
+        return ~(self._finite & self._has_candidate) | self._is_corrupt | self._is_lost
 
     def _add_logprobs(self, logprobs: SampledLogprobs, rows: Array) -> None:
         self._logprobs[rows] = logprobs.tokens

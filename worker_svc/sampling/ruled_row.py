@@ -12,18 +12,12 @@ from worker_svc.batch.logit_rules import LogitRules, RowPenalties
 Array = np.ndarray
 
 
-def ruled_row(row: Array, rules: LogitRules, *, referenced_ids: tuple[int, ...] = ()) -> Array:
-    """[logits_width] float32, a new array; -inf where the mask forbids.
-
-    Args:
-        row: the model's logits.
-        rules: of the row.
-        referenced_ids: output tokens that the plan's author did not know yet; they count like those it sent.
-    """
+def ruled_row(row: Array, rules: LogitRules) -> Array:
+    """[logits_width] float32, a new array; -inf where the mask forbids. `row` holds the model's logits."""
     ruled: Array = row.copy()
     with np.errstate(over="ignore", invalid="ignore"):
         if rules.penalties is not None:
-            _penalise(ruled, rules.penalties, referenced_ids=referenced_ids)
+            _penalise(ruled, rules.penalties)
         if rules.bias is not None:
             ruled[rules.bias.ids] += rules.bias.values
     if rules.mask is not None:
@@ -31,10 +25,10 @@ def ruled_row(row: Array, rules: LogitRules, *, referenced_ids: tuple[int, ...] 
     return ruled
 
 
-def _penalise(ruled: Array, penalties: RowPenalties, *, referenced_ids: tuple[int, ...]) -> None:
+def _penalise(ruled: Array, penalties: RowPenalties) -> None:
     output_ids, counts = penalties.output_ids, penalties.output_counts
-    if referenced_ids:
-        all_ids = np.concatenate([output_ids.repeat(counts), np.array(referenced_ids, np.uint32)])
+    if penalties.referenced_ids:
+        all_ids = np.concatenate([output_ids.repeat(counts), np.array(penalties.referenced_ids, np.uint32)])
         output_ids, counts = np.unique(all_ids, return_counts=True)
     if penalties.repetition != 1:
         ids = np.union1d(penalties.prompt_ids, output_ids)

@@ -804,28 +804,48 @@ Global___LogprobColumns: _TypeAlias = LogprobColumns  # noqa: Y015
 
 @_typing.final
 class PlanDelta(_message.Message):
-    """This plan names only what changed since a base plan the worker may still hold. Soft state: NEED_FULL otherwise."""
+    """This plan names only what changed since a base plan the worker may still hold. Soft state: NEED_FULL otherwise.
+
+    F = rows in full. `rows.num_rows` is F, and these columns are there for rows in full only, the others' being the base
+    row's (neutral where the base has none): handles, attempts, sample_indices, dp_ranks, hidden_modes, canary_seeds; all of
+    `sampling` (bias: CSR over F); repetition, frequency, presence, and the prompt's CSR (over F). The other columns of
+    `rows`, and `tokens`, `masks`, `logprobs`, `page_operations` are there for all R rows, but that first_positions,
+    last_page_lens and written_pages are absent: they follow. A page table lists what a row has beyond the pages of its base
+    row, less those below start_positions; `penalties.output_*` the entries that are new or have another count. A CSR table
+    of empty rows is absent.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BASE_SEQ_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     BASE_ROWS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PRESENT_FIELD_NUMBER: _builtins.int
     base_seq: _builtins.int
     base_digest: _builtins.bytes
     """Digest of the base plan's decoded columns."""
     base_rows: _builtins.bytes
-    """u32 [R]: 0 = row in full, k = row k - 1 of the base."""
+    """u32 [R]: 0 = row in full, k = row k - 1 of the base. No base row twice."""
+    digest: _builtins.bytes
+    """Digest of the plan that this stands for."""
+    present: _builtins.bytes
+    """u8: optional groups and columns which that plan has: 0 sampling, 1 penalties, 2 rows.sample_indices, 3 rows.dp_ranks,
+    4 rows.hidden_modes, 5 rows.canary_seeds, 6 sampling.temperatures, 7 sampling.top_ks, 8 sampling.top_ps,
+    9 sampling.min_ps, 10 sampling.seeds, 11 sampling.bias_indptr.
+    """
     def __init__(
         self,
         *,
         base_seq: _builtins.int = ...,
         base_digest: _builtins.bytes = ...,
         base_rows: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+        present: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "base_rows", b"base_rows", "base_seq", b"base_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "base_rows", b"base_rows", "base_seq", b"base_seq", "digest", b"digest", "present", b"present"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from protos.forwardplane.v1.worker_pb2 import DrainNotice, ExecuteReply, Gap, NeedFull, ResultMessage, Stale
 from protos.service.channel import plan_channel
 from protos.wire.codec import checksum, encode_result
-from protos.wire.enums import WorkerState
+from protos.wire.enums import Feature, WorkerState
 from protos.wire.errors import DataFault, StaleEpoch
 from protos.wire.result import ForwardResult
 from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerLost
@@ -20,8 +20,8 @@ from scheduler_svc.links.session import SessionSettings
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
 from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
 from tests.support.core_harness import small_info
-from tests.support.fake_worker_server import FakeWorkerServer
-from tests.support.plans import extend, make_identity, make_plan
+from tests.support.fake_worker_server import NOTHING, FakeWorkerServer
+from tests.support.plans import CORE_FEATURES, extend, make_identity, make_plan
 
 LIMIT_S = 5.0
 SESSION = SessionSettings(open_timeout_s=1.0, plan_timeout_s=0.3, report_interval_ms=20, report_lost_s=0.3)
@@ -59,6 +59,7 @@ class Rig:
     registry: CollectorRegistry
     seq: int = 0
     plans: list[object] = field(default_factory=list)
+    dropping: bool = False
 
     def send(self):
         attached = next(event for event in reversed(self.listener.events) if isinstance(event, WorkerAttached))
@@ -204,7 +205,86 @@ async def test_an_answer_that_is_no_result_ends_the_term(answer, reason, nack):
         await r.listener.until(WorkerAttached, 2)
         assert r.metric("worker_losses_total", worker="w0", reason=reason) == 1
         if nack is not None:
-            assert r.metric("plan_nacks_total", reason=nack) == 1
+            assert r.metric("plan_nacks_total", reason=nack) == (2 if nack == "gap" else 1), "a gap is filled once"
+
+
+async def test_a_plan_whose_base_is_gone_is_sent_in_full_and_the_core_hears_nothing():
+    server = FakeWorkerServer(small_info(window=2, features=CORE_FEATURES | {Feature.DELTAS}))
+    async with rig(server=server, session=replace(SESSION, min_delta_bytes=0)) as r:
+        await r.listener.until(WorkerAttached)
+        got = []
+        r.server.answer = lambda plan: got.append((plan.identity.seq, plan.delta is not None)) or _answer(r, plan)
+        r.send()
+        await r.listener.until(ResultReceived, 1)
+        r.send()
+        r.send()
+        results = await r.listener.until(ResultReceived, 3)
+        assert [event.result.identity.seq for event in results] == [1, 2, 3]
+        assert got[:4] == [(1, False), (2, True), (3, True), (2, False)]
+        assert got[4:] == [(3, True)]
+        assert r.metric("plan_nacks_total", reason="need_full") == 1
+        assert r.metric("plan_resends_total") == 2
+        assert r.metric("plan_bytes_count", encoding="delta") == 2
+        assert not [event for event in r.listener.events if isinstance(event, WorkerLost)]
+
+
+def _answer(r, plan):
+    """Of a worker that forgot plan 1, and so drops plan 3 as well."""
+    seq = plan.identity.seq
+    if seq == 2 and plan.delta is not None:
+        r.dropping = True
+        return ExecuteReply(need_full=NeedFull(seq=2))
+    if seq == 3 and r.dropping:
+        r.dropping = False
+        return NOTHING
+    whole = r.plans[seq - 1]
+    return result_reply(r.server.worker.execute(whole))
+
+
+async def test_a_gap_is_filled_by_sending_from_the_expected_plan_on():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        lost = [2]
+
+        def answer(plan):
+            seq = plan.identity.seq
+            if lost and seq == lost[0]:
+                lost[0] += 100
+                return NOTHING
+            if seq == 3 and lost == [102]:
+                lost.clear()
+                return ExecuteReply(gap=Gap(expected_seq=2, received_seq=3))
+            return None
+
+        r.server.answer = answer
+        r.send()
+        await r.listener.until(ResultReceived, 1)
+        r.send()
+        r.send()
+        results = await r.listener.until(ResultReceived, 3)
+        assert [event.result.identity.seq for event in results] == [1, 2, 3]
+        assert r.metric("plan_resends_total") == 2
+
+
+async def test_a_result_that_comes_twice_is_counted_and_dropped():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        first = []
+
+        def answer(plan):
+            if plan.identity.seq == 1:
+                first.append(r.server.worker.execute(plan))
+                return result_reply(first[0])
+            return result_reply(first[0]) if plan.identity.seq == 2 else None
+
+        r.server.answer = answer
+        r.send()
+        await r.listener.until(ResultReceived, 1)
+        r.send()
+        async with asyncio.timeout(LIMIT_S):
+            while not r.metric("late_results_total"):
+                await asyncio.sleep(0.005)
+        assert not [event for event in r.listener.events if isinstance(event, WorkerLost)]
 
 
 def result_reply(result: ForwardResult) -> ExecuteReply:

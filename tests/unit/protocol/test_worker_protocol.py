@@ -23,6 +23,8 @@ from worker_svc.protocol.messages import (
     EndStream,
     Execute,
     Fence,
+    MissingBase,
+    NeedFullAnswer,
     OpenedAnswer,
     PlanResult,
     RefuseAttach,
@@ -422,3 +424,74 @@ def test_a_device_fault_during_a_reset_refuses_the_attach():
     protocol.attach_requested(1, attach_call())
     fault = DeviceFault("gone")
     assert protocol.device_failed(fault) == [RefuseAttach(1, fault), Stopped()]
+
+
+# --- plans whose base is gone
+
+
+def baseless(seq):
+    return ArrivedPlan(identity(seq), MissingBase())
+
+
+def test_a_plan_without_its_base_consumes_no_seq_and_those_behind_it_are_dropped():
+    protocol = opened(window=3)
+    protocol.plan_received(STREAM, plan(1))
+    assert protocol.plan_received(STREAM, baseless(2)) == [Reply(STREAM, NeedFullAnswer(2))]
+    assert protocol.plan_received(STREAM, plan(3)) == []
+    assert protocol.plan_received(STREAM, baseless(3)) == []
+    assert [type(action) for action in protocol.plan_finished(result(1))] == [Reply]
+    assert [type(action) for action in protocol.plan_received(STREAM, plan(2))] == [Execute]
+    assert protocol.plan_received(STREAM, plan(3)) == []
+    assert [type(action) for action in protocol.plan_finished(result(2))] == [Reply, Execute]
+
+
+def test_a_plan_of_a_place_that_is_taken_needs_no_base():
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    assert protocol.plan_received(STREAM, baseless(1)) == []
+    protocol.plan_finished(result(1))
+    (kept,) = protocol.plan_received(STREAM, baseless(1))
+    assert kept.body.result.identity.seq == 1
+
+
+def test_a_plan_too_early_is_a_gap_with_or_without_its_base():
+    protocol = opened(window=2)
+    assert protocol.plan_received(STREAM, baseless(2)) == [Reply(STREAM, SequenceGapAnswer(1, 2))]
+
+
+def test_a_reopened_stream_forgets_that_a_full_plan_is_expected():
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, baseless(1))
+    protocol.stream_opened(STREAM + 1, opening(stream_number=2))
+    assert protocol.plan_received(STREAM + 1, plan(2)) == [Reply(STREAM + 1, SequenceGapAnswer(1, 2))]
+
+
+# --- what comes next
+
+
+def test_what_follows_is_what_the_end_of_the_running_plan_will_give():
+    protocol = opened(window=2)
+    assert protocol.following is None
+    protocol.plan_received(STREAM, plan(1))
+    assert protocol.following is None
+    protocol.plan_received(STREAM, plan(2))
+    following = protocol.following
+    assert protocol.plan_finished(result(1))[-1].plan is following.plan
+    assert protocol.following is None
+
+
+def test_nothing_follows_a_refused_plan_an_outdated_one_or_the_last_one():
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    protocol.plan_received(STREAM, rejected(2))
+    assert protocol.following is None
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    protocol.plan_received(STREAM, plan(2))
+    protocol.attach_requested(2, attach_call(2, 1))
+    assert protocol.following is None
+    protocol = opened(window=2)
+    protocol.plan_received(STREAM, plan(1))
+    protocol.plan_received(STREAM, plan(2))
+    protocol.stop_requested("leaving")
+    assert protocol.following is None

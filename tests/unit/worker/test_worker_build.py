@@ -47,10 +47,17 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     (pool,) = info.sub_pools
     assert (pool.kind, pool.num_pages, pool.page_size) == (SubPoolKind.FULL, 40, 16)
     assert pool.bytes_per_page == 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 16 * 4
-    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 1)
+    assert (info.limits.max_rows, info.limits.max_tokens, info.limits.window) == (16, 128, 2)
     assert info.limits.context_tokens == shape.context_tokens
     assert info.logits_width == shape.vocab_size
-    assert info.features == {Feature.OUTPUT_LOGPROBS, Feature.PENALTIES, Feature.MASKS, Feature.LOGIT_BIAS}
+    assert info.features == {
+        Feature.TOKEN_REFERENCES,
+        Feature.OUTPUT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.MASKS,
+        Feature.LOGIT_BIAS,
+        Feature.DELTAS,
+    }
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from protos.wire.enums import RowFailure
-from protos.wire.errors import DeviceFault, InternalFault
+from protos.wire.errors import DeviceFault, InternalFault, UnsupportedFeature
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_worker import FakeWorker
 from tests.support.plans import decode, extend, make_info, make_plan
-from worker_svc.protocol.messages import Fence, IntakeTimes
+from worker_svc.protocol.messages import Execute, Fence, IntakeTimes
 from worker_svc.rpc.device_thread import DeviceThread
 from worker_svc.rpc.device_work import DeviceWork
 
@@ -64,6 +64,49 @@ async def test_stop_finishes_what_was_submitted():
     assert done.result() == "ran"
 
 
+async def test_offered_work_begins_when_the_running_work_ends_before_the_loop_is_told(device):
+    gate, begun = threading.Event(), threading.Event()
+    running = device.start(lambda: gate.wait(5))
+    offered = device.offer(begun.set)
+    assert not begun.is_set()
+    gate.set()
+    assert begun.wait(5), "while this coroutine held the loop"
+    assert not running.future.done()
+    assert not device.withdraw(offered)
+    running.settle()
+    assert running.future.done()
+    await offered.future
+
+
+async def test_an_offer_can_be_taken_back_or_insisted_on(device):
+    gate = threading.Event()
+    running = device.start(lambda: gate.wait(5))
+    dropped = device.offer(lambda: "dropped")
+    assert device.withdraw(dropped)
+    kept = device.offer(lambda: "kept")
+    device.insist(kept)
+    gate.set()
+    await running.future
+    assert await kept.future == "kept"
+    assert await device.submit(lambda: 5) == 5
+    assert not dropped.future.done()
+
+
+async def test_an_offer_does_not_begin_behind_work_that_failed(device):
+    gate = threading.Event()
+
+    def fault():
+        gate.wait(5)
+        raise DeviceFault("broke")
+
+    running = device.start(fault)
+    offered = device.offer(lambda: "ran")
+    gate.set()
+    with pytest.raises(DeviceFault):
+        await running.future
+    assert device.withdraw(offered)
+
+
 def work_with(executor):
     ticks = itertools.count(1000, 100)
     return DeviceWork(executor, lambda: next(ticks))
@@ -73,7 +116,7 @@ def test_progress_moves_with_the_work():
     work = work_with(FakeExecutor(make_info()))
     work.reset(Fence(7, 3))
     assert (work.progress.fence, work.progress.device_counter) == (Fence(7, 3), 1)
-    result = work.execute(make_plan([extend(0, 5)]), IntakeTimes(receive_ns=1, parse_ns=2, parsed_at_ns=1250))
+    result = work.execute(Execute(make_plan([extend(0, 5)]), IntakeTimes(receive_ns=1, parse_ns=2, parsed_at_ns=1250)))
     timings = result.timings
     assert (timings.receive_ns, timings.parse_ns, timings.wait_ns) == (1, 2, 50)
     progress = work.progress
@@ -93,13 +136,43 @@ def test_a_plan_under_way_is_seen_and_a_failed_one_does_not_count():
 
     work = work_with(Failing(make_info()))
     with pytest.raises(DeviceFault):
-        work.execute(make_plan([extend(0, 5)]), IntakeTimes())
+        work.execute(Execute(make_plan([extend(0, 5)]), IntakeTimes()))
     assert (seen[0].is_busy, seen[0].last_started_seq, seen[0].last_finished_seq) == (True, 1, 0)
     assert (work.progress.device_counter, work.progress.last_finished_seq) == (0, 0)
+
+
+def test_a_bubble_is_the_wait_for_a_plan_that_carries_on_the_one_before():
+    work = work_with(FakeExecutor(make_info()))
+    one, two, other = make_plan([extend(0, 5, handle=4)]), [decode(5, handle=4), decode(9, handle=8)], [extend(0, 5)]
+    work.execute(Execute(one, IntakeTimes()))
+    assert (work.progress.idle_ns, work.progress.bubble_ns) == (100, 0)
+    work.execute(Execute(make_plan(two, seq=2), IntakeTimes()))
+    assert (work.progress.idle_ns, work.progress.bubble_ns) == (200, 100)
+    work.execute(Execute(make_plan(other, seq=3), IntakeTimes()))
+    assert (work.progress.idle_ns, work.progress.bubble_ns) == (300, 100)
+    work.reset(Fence(8, 1))
+    work.execute(Execute(make_plan(other), IntakeTimes()))
+    assert work.progress.bubble_ns == 100, "a new term carries on nothing"
+
+
+def test_a_bug_in_staging_shows_in_the_plans_turn_and_a_refusal_at_once(caplog):
+    class Staging(FakeExecutor):
+        def stage(self, plan):
+            raise self.error
+
+    executor = Staging(make_info())
+    work = work_with(executor)
+    executor.error = KeyError("bug")
+    run = work.stage(make_plan([extend(0, 5)]))
+    with pytest.raises(InternalFault):
+        run()
+    executor.error = UnsupportedFeature("no")
+    with pytest.raises(UnsupportedFeature):
+        work.stage(make_plan([extend(0, 5)]))
 
 
 def test_failed_rows_are_counted_by_kind():
     failures = [RowFailure.NAN, RowFailure.CANARY, None, RowFailure.NAN]
     work = work_with(FakeWorker(make_info(), fail_row=lambda plan, row: failures[row]))
-    work.execute(make_plan([decode(20) for _ in failures]), IntakeTimes())
+    work.execute(Execute(make_plan([decode(20) for _ in failures]), IntakeTimes()))
     assert (work.progress.nan_rows, work.progress.canary_hits) == (2, 1)

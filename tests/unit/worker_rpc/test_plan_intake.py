@@ -6,16 +6,24 @@ import pytest
 
 from protos.forwardplane.v1.worker_pb2 import PlanMessage
 from protos.wire.codec import checksum, encode_plan
-from protos.wire.errors import DataFault
+from protos.wire.errors import DataFault, UnsupportedFeature
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import PlanRejection
 from tests.support.plans import extend, make_identity, make_info, make_limits, make_plan, with_element, with_value
 from worker_svc.rpc.plan_intake import PlanIntake
 
+UNSUPPORTED_SEQ = 99
+
 
 def intake(**changes):
     ticks = itertools.count(100, 10)
-    return PlanIntake(make_info(limits=make_limits(**changes)), lambda: next(ticks))
+    return PlanIntake(make_info(limits=make_limits(**changes)), lambda: next(ticks), stage)
+
+
+def stage(plan):
+    if plan.identity.seq == UNSUPPORTED_SEQ:
+        raise UnsupportedFeature("not here", field="forwards.mode")
+    return lambda: ("ran", plan.identity.seq)
 
 
 def message(plan):
@@ -29,6 +37,12 @@ def test_a_valid_plan_comes_with_the_times_of_its_reading():
     assert arrived.identity == make_identity(seq=4)
     times = arrived.times
     assert (times.receive_ns, times.parse_ns, times.parsed_at_ns) == (10, 10, 120)
+    assert arrived.run() == ("ran", 4)
+
+
+def test_a_plan_that_cannot_be_staged_is_refused_in_its_place():
+    arrived = intake().read(message(make_plan([extend(0, 5)], seq=UNSUPPORTED_SEQ)))
+    assert (arrived.identity.seq, arrived.content.field, arrived.run) == (UNSUPPORTED_SEQ, "forwards.mode", None)
 
 
 def test_an_invalid_plan_keeps_its_place_and_says_what_is_wrong():

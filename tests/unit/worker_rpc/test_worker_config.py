@@ -29,6 +29,7 @@ OTHERS = {
     "page_size": "32",
     "max_rows": "8",
     "max_tokens": "128",
+    "window": "3",
     "threads": "3",
     "metrics_host": "0.0.0.0",
     "metrics_port": "1236",

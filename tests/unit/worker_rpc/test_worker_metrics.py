@@ -11,7 +11,7 @@ from protos.wire.plan import GraphChoice
 from protos.wire.result import ForwardOutcome, ForwardResult, PlanTimings
 from tests.support.fake_worker import FakeWorker
 from tests.support.plans import decode, extend, make_info, make_plan
-from worker_svc.metrics import PREFIX, MemoryKind, PlanOutcome, StartupStage, create_metrics
+from worker_svc.metrics import PREFIX, DeviceNanoseconds, MemoryKind, PlanOutcome, StartupStage, create_metrics
 from worker_svc.rpc.plan_observer import PlanObserver
 
 
@@ -35,7 +35,7 @@ def outcome(mode, graph, *, real=3, padded=0):
 
 def test_every_name_follows_the_rules(registry, metrics):
     metrics.describe(device="cpu", dtype="float32", numerics="fast", kernels="torch")
-    metrics.read_device_time(lambda: (0, 0))
+    metrics.read_device_time(lambda: DeviceNanoseconds(busy=0, idle=0, bubble=0))
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(1)
     metrics.process.startup_seconds.labels(StartupStage.LOAD).set(1)
     observer = PlanObserver(metrics)
@@ -98,9 +98,10 @@ def test_refusals_and_faults_are_counted(registry, metrics):
 
 
 def test_device_time_is_read_at_each_scrape(registry, metrics):
-    times = iter([(1_000_000_000, 0), (1_000_000_000, 0), (2_500_000_000, 500_000_000), (2_500_000_000, 500_000_000)])
-    last = [(0, 0)]
+    last = [DeviceNanoseconds(busy=0, idle=0, bubble=0)]
     metrics.read_device_time(lambda: last[0])
-    for last[0] in times:
-        assert value(registry, "busy_seconds_total") == pytest.approx(last[0][0] / 1e9)
-        assert value(registry, "idle_seconds_total") == pytest.approx(last[0][1] / 1e9)
+    for busy, idle, bubble in ((1_000_000_000, 0, 0), (2_500_000_000, 500_000_000, 100_000_000)):
+        last[0] = DeviceNanoseconds(busy=busy, idle=idle, bubble=bubble)
+        assert value(registry, "busy_seconds_total") == pytest.approx(busy / 1e9)
+        assert value(registry, "idle_seconds_total") == pytest.approx(idle / 1e9)
+        assert value(registry, "bubble_seconds_total") == pytest.approx(bubble / 1e9)

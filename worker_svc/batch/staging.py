@@ -1,0 +1,83 @@
+"""A plan on its way to the device: what needs no earlier result is made ahead, sampled tokens are put in last.
+
+`stage` may run on any thread while an earlier plan executes and touches nothing that plan uses; everything else belongs
+to the device thread. Guards: a staged plan shares no storage with its plan, with another one or with the ring.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from protos.wire.plan import ForwardPlan
+from protos.wire.result import ResultColumns
+from protos.wire.validate_features import check_column_features, check_forward_features
+from protos.wire.worker_info import WorkerInfo
+from worker_svc.batch.builder import BatchBuilder
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.references import References, plan_references, resolve, with_references
+from worker_svc.device.token_ring import TokenRing
+from worker_svc.kv.write_plan import SlotTranslator
+
+_SPARE_RING_PLANS = 2
+"""Plans that the ring holds beyond those in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagedPlan:
+    """A plan and everything of it that needs no earlier result."""
+
+    plan: ForwardPlan
+    batches: tuple[ForwardBatch, ...]
+    """As if every token were literal."""
+    references: References | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadyPlan:
+    """Batches with all their tokens."""
+
+    batches: tuple[ForwardBatch, ...]
+    lost_rows: np.ndarray
+    """[R] bool: rows with a token that no earlier plan gave; they write no KV."""
+
+
+class PlanStaging:
+    """One per worker."""
+
+    def __init__(self, *, info: WorkerInfo, translator: SlotTranslator, device: torch.device) -> None:
+        self._info = info
+        page_sizes = [pool.page_size for pool in info.sub_pools]
+        self._builder = BatchBuilder(translator=translator, page_sizes=page_sizes, device=device)
+        limits = info.limits
+        self._ring = TokenRing(num_plans=limits.window + _SPARE_RING_PLANS, max_rows=limits.max_rows, device=device)
+
+    def stage(self, plan: ForwardPlan) -> StagedPlan:
+        """Prepare a validated plan.
+
+        Raises:
+            UnsupportedFeature: the plan needs what this worker lacks.
+        """
+        check_column_features(plan, self._info)
+        check_forward_features(plan, self._info)
+        with torch.inference_mode():
+            batches = self._builder.build(plan)
+        return StagedPlan(plan=plan, batches=batches, references=plan_references(plan))
+
+    def ready(self, staged: StagedPlan) -> ReadyPlan:
+        """Put in the tokens of the plans before it, which have run."""
+        plan, references = staged.plan, staged.references
+        if references is None:
+            return ReadyPlan(batches=staged.batches, lost_rows=np.zeros(plan.rows.num_rows, bool))
+        resolved = resolve(references, self._ring)
+        pairs = zip(staged.batches, plan.forwards, strict=True)
+        batches = tuple(with_references(batch, forward, resolved) for batch, forward in pairs)
+        return ReadyPlan(batches=batches, lost_rows=resolved.failed_rows)
+
+    def ran(self, staged: StagedPlan, rows: ResultColumns) -> None:
+        """Keep what the plan sampled for those behind it."""
+        self._ring.keep(staged.plan.identity.seq, rows)
+
+    def forget(self) -> None:
+        """Drop every sampled token."""
+        self._ring.clear()
