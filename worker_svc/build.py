@@ -20,7 +20,10 @@ from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.graph_settings import GraphSettings
 from worker_svc.tp_model_worker import TpModelWorker
+
+__all__ = ["ExecutorSettings", "GraphSettings", "build_tp_model_worker"]
 
 FEATURES = frozenset(
     {
@@ -50,7 +53,14 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     side = device_side(folder, settings)
     info = _worker_info(folder.card, settings, side=side)
     staging = PlanStaging(info=info, translator=side.translator, device=torch.device(settings.device))
-    return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
+    graph_runners = () if side.captures is None else side.captures.runners
+    return TpModelWorker(
+        info=info,
+        staging=staging,
+        dispatch=RunnerDispatch((*graph_runners, side.runner)),
+        canary=side.canary,
+        captures=side.captures,
+    )
 
 
 def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSide) -> WorkerInfo:
@@ -63,7 +73,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
         limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
-        buckets=(),
+        buckets=() if side.captures is None else side.captures.progress.buckets,
         modes=EXECUTABLE_MODES,
         numerics=settings.numerics,
         dtype=settings.dtype,
@@ -82,6 +92,8 @@ def _features(side: DeviceSide) -> frozenset[Feature]:
     found = set(FEATURES)
     if side.canary is not None:
         found.add(Feature.CANARY)
+    if side.captures is not None:
+        found.add(Feature.GRAPHS)
     if any(geometry.window_tokens for geometry in side.geometries):
         found.add(Feature.WINDOW_SUB_POOL)
     return frozenset(found)

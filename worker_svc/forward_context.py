@@ -26,6 +26,11 @@ class ForwardContext:
         self._attention = attention
         self._metadata: tuple[Any, ...] | None = None
 
+    @property
+    def num_sub_pools(self) -> int:
+        """Back-ends."""
+        return len(self._attention)
+
     @contextmanager
     def bind(self, batch: ForwardBatch) -> Iterator[None]:
         """Plan attention for `batch` and make it the current step. Inside another step, which then goes on."""

@@ -2,12 +2,14 @@
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import never_fits, refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
+    BucketsChanged,
     CacheFlushed,
     CacheFlushRequested,
     Event,
@@ -69,8 +71,17 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
             out.append(CacheFlushed(edge, freed))
         case WorkerAttached():
             _attach(state, event, out)
-        case WorkerLost(worker):
-            _lose(state, worker)
+        case WorkerLost() | BucketsChanged():
+            _change(state, event)
+
+
+def _change(state: SchedulerState, event: WorkerLost | BucketsChanged) -> None:
+    if isinstance(event, WorkerLost):
+        _lose(state, event.worker)
+        return
+    worker = state.workers.get(event.worker)
+    if worker is not None:
+        worker.info = replace(worker.info, buckets=event.buckets)
 
 
 def _apply_to(

@@ -5,15 +5,15 @@ Knows nothing of attaching again. Guards: results reach the core in seq order, a
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from protos.wire.enums import WorkerState
 from protos.wire.errors import DataFault, DeviceFault, EngineError, SyncError, UnavailableError, WrongIncarnation
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerLost
+from protos.wire.worker_info import Buckets, WorkerInfo
+from scheduler_svc.core.events import BucketsChanged, ResultReceived, WorkerAttached, WorkerEvent, WorkerLost
 from scheduler_svc.links.liveness import Liveness
 from scheduler_svc.links.statistics import InFlight, LinkCounts, worker_seconds
 from scheduler_svc.links.unanswered import MIN_DELTA_BYTES, UnansweredPlans
@@ -36,7 +36,7 @@ _OWN_STALL_S = 0.25
 class LinkListener(Protocol):
     """What a link tells. Called on the event loop; must not wait."""
 
-    def worker_event(self, event: WorkerAttached | WorkerLost | ResultReceived) -> None:
+    def worker_event(self, event: WorkerEvent) -> None:
         """Something the scheduling core must know, in order."""
         ...
 
@@ -72,6 +72,7 @@ class WorkerSession:
         self._calls = calls
         self._term = term
         self._parts = parts
+        self._buckets = term.info.buckets
         self._in_flight = InFlight()
         self._unanswered = UnansweredPlans(term.info, min_delta_bytes=parts.settings.min_delta_bytes)
         self._outgoing: asyncio.Queue[EncodedPlan] = asyncio.Queue()
@@ -82,8 +83,8 @@ class WorkerSession:
 
     @property
     def info(self) -> WorkerInfo:
-        """What the worker said of itself at Attach."""
-        return self._term.info
+        """What the worker said of itself at Attach, with the buckets of its last report."""
+        return replace(self._term.info, buckets=self._buckets)
 
     @property
     def num_in_flight(self) -> int:
@@ -206,7 +207,14 @@ class WorkerSession:
             )
             if report.state is not None:
                 self._set_state(report.state)
+            self._follow_buckets(report.buckets)
         raise UnavailableError("the worker ended its report stream", field="report")
+
+    def _follow_buckets(self, reported: tuple[Buckets, ...]) -> None:
+        # A worker without the field reports none: what it said at Attach holds.
+        if reported and reported != self._buckets:
+            self._buckets = reported
+            self._parts.listener.worker_event(BucketsChanged(self._term.worker, reported))
 
     def _set_state(self, state: WorkerState) -> None:
         if state is not self.state:

@@ -23,13 +23,20 @@ from protos.forwardplane.v1.worker_pb2 import (
 )
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceStub
 from protos.service.status import from_rpc_error
-from protos.wire.codec import checksum, decode_result, encode_plan, open_message, worker_info_from_proto
+from protos.wire.codec import (
+    buckets_from_proto,
+    checksum,
+    decode_result,
+    encode_plan,
+    open_message,
+    worker_info_from_proto,
+)
 from protos.wire.enums import Feature, WorkerState
 from protos.wire.errors import SyncError, UnavailableError
 from protos.wire.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 
 if TYPE_CHECKING:  # generic in the type stubs only
     ExecuteCall = grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteReply]
@@ -88,6 +95,7 @@ class Report:
     """None: a state this release does not know."""
     device_counter: int
     capture_budget_s: float
+    buckets: tuple[Buckets, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +232,7 @@ def _report(message: WorkerReport) -> Report:
         state=_STATES.get(int(message.state)),
         device_counter=message.device_counter,
         capture_budget_s=message.capture_budget_ms / 1000,
+        buckets=buckets_from_proto(message.buckets),
     )
 
 

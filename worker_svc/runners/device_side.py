@@ -17,6 +17,7 @@ from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.base import ForwardRunner
 from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.graph_captures import GraphCaptures
 from worker_svc.runners.model_stack import ModelStack, StackSettings
 from worker_svc.runners.native_stack import NativeStack
 
@@ -40,12 +41,17 @@ class _Stack(Protocol):
 
     def make_runners(self) -> None: ...
 
+    def make_graphs(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSide:
     """The parts that a worker is made of, from either stack."""
 
     runner: ForwardRunner
+    """The one that takes every batch."""
+    captures: GraphCaptures | None = None
+    """With the runners that replay graphs; None: there are none."""
     translator: IndexTranslator
     canary: KVCanary | None
     geometries: tuple[KVGeometry, ...]
@@ -109,6 +115,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     _build(stack, folder)
     return DeviceSide(
         runner=stack.runner,
+        captures=stack.captures,
         translator=stack.translator,
         canary=stack.canary,
         geometries=tuple(pool.geometry for pool in stack.pools),
@@ -125,3 +132,4 @@ def _build(stack: _Stack, folder: ModelFolder) -> None:
     stack.make_canary()
     stack.bind_attention()
     stack.make_runners()
+    stack.make_graphs()

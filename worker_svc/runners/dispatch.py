@@ -35,5 +35,7 @@ class RunnerDispatch:
             if refusal is None:
                 replayed = batch.graph if runner.replays_graphs else None
                 return Dispatched(runner=runner, graph=replayed or reason or GraphRefusal.DISABLED)
-            reason = reason or refusal
+            # That a bucket is of the other phase is the weakest reason: the runner of its own phase knows more.
+            if reason is None or (reason is GraphRefusal.MODE and reason is not batch.graph):
+                reason = refusal
         raise AssertionError("the last runner refused a batch")

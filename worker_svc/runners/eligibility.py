@@ -29,6 +29,8 @@ class GraphShapes:
     """Most rows of a prefill graph. 0 in decode graphs, whose rows are the bucket."""
     hidden_mode: HiddenMode = HiddenMode.NULL
     """What every graph captures."""
+    is_debugged: bool = False
+    """The forward is one marked call, so that all of it runs eagerly inside what a replay does around it."""
     states: dict[int, GraphState] = field(default_factory=dict)
     """By bucket; the capture's owner writes it. Absent: pending."""
 
@@ -36,9 +38,9 @@ class GraphShapes:
         """Of a bucket."""
         return self.states.get(bucket, GraphState.PENDING)
 
-    def live(self) -> tuple[int, ...]:
-        """Buckets that can be replayed, ascending."""
-        return tuple(size for size in self.sizes if self.state(size) is GraphState.LIVE)
+    def in_state(self, state: GraphState) -> tuple[int, ...]:
+        """Buckets, ascending."""
+        return tuple(size for size in self.sizes if self.state(size) is state)
 
 
 _NOT_LIVE: Mapping[GraphState, GraphRefusal] = {

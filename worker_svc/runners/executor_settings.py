@@ -1,6 +1,8 @@
 """How plans are executed: what the composition root hands to the device side, as plain values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from worker_svc.runners.graph_settings import GraphSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +29,6 @@ class ExecutorSettings:
     memory_fraction: float | None = None
     """Of the memory free before the load: what weights, graphs and pools may take. Excludes both sizes. None: on the
     CPU a quarter of what the weights leave goes to the pools, on a GPU 0.9."""
-    graph_memory_file: str | None = None
-    """Where the memory of captured graphs is remembered. None: nothing is known of it."""
     kv_canary: str = "off"
     """Shadow of the KV pools: `off`, `count` mismatches, or `refuse` the rows that have them."""
     max_rows: int = 256
@@ -39,3 +39,4 @@ class ExecutorSettings:
     """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""
+    graphs: GraphSettings = field(default_factory=GraphSettings)

@@ -6,9 +6,10 @@ nothing else changes.
 """
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,7 +18,7 @@ from protos.wire.errors import EngineError
 from protos.wire.worker_info import Buckets
 from worker_svc.batch.sink_batch import sink_batch
 from worker_svc.device.device_graph import CaptureError, GraphDevice
-from worker_svc.graph_backends.base import Pause, no_pause
+from worker_svc.executor import CaptureProgress, CaptureTotals, GiveWay
 from worker_svc.graph_backends.kept_tensors import KeptTensors
 from worker_svc.runners.eligibility import GraphState
 from worker_svc.runners.graph_runner import GraphRunner
@@ -27,126 +28,193 @@ logger = logging.getLogger(__name__)
 _MODES = {GraphPhase.DECODE: ForwardMode.DECODE, GraphPhase.PREFILL: ForwardMode.EXTEND}
 _NS_PER_MS = 1_000_000
 
+Bucket = tuple[GraphPhase, int]
+Remember = Callable[[Mapping[GraphPhase, int]], None]
+"""Takes the bytes of each phase when everything is captured."""
+
+
+def at_once(piece_ms: float) -> None:
+    """Go on."""
+
+
+def forget(bytes_by_phase: Mapping[GraphPhase, int]) -> None:
+    """Keep nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureTotals:
-    """What captures of one phase have cost so far. Replaced as a whole; any thread may read it."""
+class CaptureParts:
+    """What all captures of a worker share."""
 
-    captured: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    graph_bytes: int = 0
+    device: GraphDevice
+    kept: KeptTensors
+    num_sub_pools: int
+    torch_device: torch.device
+    wait_s: float = 0.0
+    """See `CapturingExecutor.capture_wait_s`."""
+    remember: Remember = forget
+
+
+@dataclass(slots=True)
+class _PieceTimes:
+    """Nanoseconds for each token of the pieces of one phase, as far as they are known."""
+
+    first: float | None = None
+    """The warm-up."""
+    later: float | None = None
+    """The longest piece behind it."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One capture that goes on."""
+
+    bucket: Bucket
+    began_ns: int
+    pieces_ns: list[int] = field(default_factory=list)
 
 
 class GraphCaptures:
-    """Owns the state of every bucket of the given runners. Used by the device thread only, but for reading totals."""
+    """Owns the state of every bucket of the given runners. Used by the device thread only, but for `progress`."""
 
-    def __init__(
-        self,
-        runners: Sequence[GraphRunner],
-        *,
-        device: GraphDevice,
-        kept: KeptTensors,
-        num_sub_pools: int,
-        torch_device: torch.device,
-        clock_ns: Callable[[], int],
-    ) -> None:
-        self._runners = tuple(runners)
-        self._device = device
-        self._kept = kept
+    def __init__(self, runners: Sequence[GraphRunner], *, parts: CaptureParts, clock_ns: Callable[[], int]) -> None:
+        self.runners = tuple(runners)
+        self.parts = parts
         self._examples = {
             runner.shapes.phase: sink_batch(
-                _MODES[runner.shapes.phase], num_sub_pools=num_sub_pools, device=torch_device
+                _MODES[runner.shapes.phase], num_sub_pools=parts.num_sub_pools, device=parts.torch_device
             )
-            for runner in self._runners
+            for runner in self.runners
         }
         self._clock_ns = clock_ns
-        self._misses: Counter[tuple[GraphPhase, int]] = Counter()
-        self._ns_per_token: dict[GraphPhase, float] = {}
-        self.totals = {runner.shapes.phase: CaptureTotals() for runner in self._runners}
-
-    def buckets(self) -> tuple[Buckets, ...]:
-        """Sizes, and which of them can be replayed now."""
-        return tuple(
-            Buckets(
-                phase=runner.shapes.phase,
-                sizes=tuple(runner.shapes.sizes),
-                live=runner.shapes.live(),
-                slots=runner.shapes.slots,
-            )
-            for runner in self._runners
-        )
+        self._misses: Counter[Bucket] = Counter()
+        self._times = {runner.shapes.phase: _PieceTimes() for runner in self.runners}
+        self._totals = {runner.shapes.phase: CaptureTotals() for runner in self.runners}
+        self.progress = self._progress()
 
     def note_miss(self, phase: GraphPhase, units: int) -> None:
         """A forward of this many rows or tokens ran eagerly because its bucket was not captured yet."""
-        for runner in self._runners:
+        for runner in self.runners:
             if runner.shapes.phase is phase:
                 wanted = next((size for size in runner.shapes.sizes if size >= units), None)
                 if wanted is not None:
                     self._misses[phase, wanted] += 1
 
-    def next_bucket(self, *, is_idle: bool) -> tuple[GraphPhase, int] | None:
+    def next_bucket(self, *, is_idle: bool) -> Bucket | None:
         """What to capture now; None when every bucket is live or dead.
 
         The largest of all comes first, since the others live in its memory; then, while idle, the largest that is
         left, and under load the one that was missed most.
         """
-        pending = [
-            (runner.shapes.phase, size)
-            for runner in self._runners
-            for size in runner.shapes.sizes
-            if runner.shapes.state(size) is GraphState.PENDING
-        ]
+        pending = self._pending()
         if not pending:
             return None
         largest = max(pending, key=lambda entry: entry[1])
-        if is_idle or not any(totals.captured for totals in self.totals.values()):
+        if is_idle or not any(totals.captured for totals in self._totals.values()):
             return largest
         most_missed = max(pending, key=lambda entry: (self._misses[entry], entry[1]))
         return most_missed if self._misses[most_missed] else largest
 
-    def predicted_ms(self, phase: GraphPhase, bucket: int) -> float:
-        """Of a whole capture, from those before; 0 without one."""
-        return self._ns_per_token.get(phase, 0.0) * bucket / _NS_PER_MS
+    def next_ms(self, *, is_idle: bool) -> float | None:
+        """See `CapturingExecutor.next_capture_ms`."""
+        chosen = self.next_bucket(is_idle=is_idle)
+        return None if chosen is None else _predicted_ms(self._times[chosen[0]].first, chosen[1])
 
-    def capture(self, phase: GraphPhase, bucket: int, *, pause: Pause = no_pause) -> bool:
+    def capture_next(self, give_way: GiveWay = at_once, *, is_idle: bool) -> None:
+        """See `CapturingExecutor.capture_next`."""
+        chosen = self.next_bucket(is_idle=is_idle)
+        if chosen is not None:
+            self.capture(*chosen, give_way=give_way)
+
+    def capture(self, phase: GraphPhase, bucket: int, *, give_way: GiveWay = at_once) -> bool:
         """Capture a pending bucket; whether it is live now.
 
-        `pause` is called between pieces and may run other forwards, replays included, but no other capture.
+        `give_way` is called between pieces and may run other forwards, replays included, but no other capture.
         """
-        runner = next(runner for runner in self._runners if runner.shapes.phase is phase)
-        before, began = self._bytes(), self._clock_ns()
-        paused_ns = 0
+        runner = next(runner for runner in self.runners if runner.shapes.phase is phase)
+        before, attempt = self._bytes(), _Attempt((phase, bucket), self._clock_ns())
 
-        def timed_pause() -> None:
-            nonlocal paused_ns
-            at = self._clock_ns()
-            pause()
-            paused_ns += self._clock_ns() - at
+        def pause() -> None:
+            self._piece_ended(attempt)
+            give_way(_predicted_ms(self._later(attempt), bucket))
+            attempt.began_ns = self._clock_ns()
 
         try:
-            runner.capture(bucket, example=self._examples[phase], pause=timed_pause)
+            runner.capture(bucket, example=self._examples[phase], pause=pause)
         except (CaptureError, EngineError, RuntimeError) as error:
             # torch tells of a device without memory, or of an operator that it cannot run, by RuntimeError.
             logger.warning(
                 "a graph could not be captured", extra={"phase": phase.name, "bucket": bucket, "why": str(error)}
             )
-            return self._settle(runner, bucket, is_live=False, spent_ns=0, grown=self._bytes() - before)
-        spent_ns = self._clock_ns() - began - paused_ns
-        self._ns_per_token[phase] = spent_ns / bucket
-        return self._settle(runner, bucket, is_live=True, spent_ns=spent_ns, grown=self._bytes() - before)
+            return self._settle(runner, attempt, is_live=False, grown=self._bytes() - before)
+        self._piece_ended(attempt)
+        self._learn(attempt)
+        return self._settle(runner, attempt, is_live=True, grown=self._bytes() - before)
+
+    def _pending(self) -> list[Bucket]:
+        return [
+            (runner.shapes.phase, size)
+            for runner in self.runners
+            for size in runner.shapes.sizes
+            if runner.shapes.state(size) is GraphState.PENDING
+        ]
 
     def _bytes(self) -> int:
-        return self._device.pool_bytes() + self._kept.num_bytes()
+        return self.parts.device.pool_bytes() + self.parts.kept.num_bytes()
 
-    def _settle(self, runner: GraphRunner, bucket: int, *, is_live: bool, spent_ns: int, grown: int) -> bool:
-        phase = runner.shapes.phase
+    def _piece_ended(self, attempt: _Attempt) -> None:
+        attempt.pieces_ns.append(self._clock_ns() - attempt.began_ns)
+
+    def _later(self, attempt: _Attempt) -> float:
+        """Of the next piece of a capture: known from one before, or no longer than its own warm-up."""
+        phase, bucket = attempt.bucket
+        known = self._times[phase].later
+        return attempt.pieces_ns[0] / bucket if known is None else known
+
+    def _learn(self, attempt: _Attempt) -> None:
+        phase, bucket = attempt.bucket
+        first, *later = attempt.pieces_ns
+        self._times[phase] = _PieceTimes(first / bucket, max(later) / bucket if later else None)
+
+    def _settle(self, runner: GraphRunner, attempt: _Attempt, *, is_live: bool, grown: int) -> bool:
+        phase, bucket = attempt.bucket
         runner.shapes.states[bucket] = GraphState.LIVE if is_live else GraphState.DEAD
-        totals = self.totals[phase]
-        self.totals[phase] = CaptureTotals(
+        totals = self._totals[phase]
+        self._totals[phase] = CaptureTotals(
             captured=totals.captured + is_live,
             failed=totals.failed + (not is_live),
-            seconds=totals.seconds + spent_ns / 1e9,
+            seconds=totals.seconds + sum(attempt.pieces_ns) / 1e9,
             graph_bytes=totals.graph_bytes + grown,
         )
+        self.progress = self._progress()
+        if self.progress.is_done:
+            self._all_done()
         return is_live
+
+    def _all_done(self) -> None:
+        for phase, totals in self._totals.items():
+            extra = {"phase": phase.name, "captured": totals.captured, "failed": totals.failed}
+            spent = {"seconds": round(totals.seconds, 3), "graph_bytes": totals.graph_bytes}
+            logger.info("graphs captured", extra={**extra, **spent})
+        self.parts.remember({phase: totals.graph_bytes for phase, totals in self._totals.items()})
+
+    def _progress(self) -> CaptureProgress:
+        return CaptureProgress(
+            buckets=tuple(
+                Buckets(
+                    phase=runner.shapes.phase,
+                    sizes=tuple(runner.shapes.sizes),
+                    live=runner.shapes.in_state(GraphState.LIVE),
+                    slots=runner.shapes.slots,
+                    dead=runner.shapes.in_state(GraphState.DEAD),
+                    graph_bytes=self._totals[runner.shapes.phase].graph_bytes,
+                    capture_ms=int(1000 * self._totals[runner.shapes.phase].seconds),
+                )
+                for runner in self.runners
+            ),
+            totals=dict(self._totals),
+            is_done=not self._pending(),
+        )
+
+
+def _predicted_ms(ns_per_token: float | None, bucket: int) -> float:
+    return math.inf if ns_per_token is None else ns_per_token * bucket / _NS_PER_MS

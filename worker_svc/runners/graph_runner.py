@@ -13,8 +13,9 @@ from torch import Tensor
 from protos.wire.enums import GraphRefusal
 from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_batch import ForwardBatch, PaddedShape
+from worker_svc.device.break_points import parts_of
 from worker_svc.forward_context import ForwardContext
-from worker_svc.graph_backends.base import GraphBackend, Outputs, Pause, no_pause
+from worker_svc.graph_backends.base import GraphBackend, Outputs, Pause, Work, no_pause
 from worker_svc.model_runner import ModelRunner, RunnerOutput
 from worker_svc.runners.eligibility import GraphShapes, why_not_replayed
 from worker_svc.runners.shape_key import ShapeKey
@@ -73,12 +74,17 @@ class GraphRunner(ABC):
         key = ShapeKey(phase=self.shapes.phase, bucket=bucket)
         self._buffers.fill(example, num_tokens=key.num_tokens)
         with self._context.bind(example.pad(self._padded(example, key))):
-            self._backend.capture(key, lambda: self._work(key), pause=pause)
+            self._backend.capture(key, self._captured(key), pause=pause)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `ForwardRunner.logits`."""
         return self._model_runner.logits(hidden)
+
+    def _captured(self, key: ShapeKey) -> Work:
+        if not self.shapes.is_debugged:
+            return lambda: self._work(key)
+        return lambda: parts_of(self._context.breaks.call(self._work, key=key))
 
     def _key(self, batch: ForwardBatch) -> ShapeKey:
         assert isinstance(batch.graph, GraphChoice), "a batch that names no graph was not refused"

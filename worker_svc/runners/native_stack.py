@@ -27,7 +27,7 @@ from worker_svc.numerics import DTYPES
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.native import NativeRunner
-from worker_svc.runners.pool_sizes import known_graph_bytes, sized
+from worker_svc.runners.pool_sizes import sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ class NativeStack:
         self._num_threads = threads
         self._threads: ThreadPool | None = None
         self._model: NativeModel | None = None
-        self._graph_bytes = 0
         self._free_before = free_bytes(self._device)
 
     def load_weights(self, folder: ModelFolder) -> None:
@@ -70,7 +69,6 @@ class NativeStack:
         self.config = source.config
         self._threads = ThreadPool(native, threads=self._num_threads)
         self._model = _packed(source, self._settings, threads=self._threads)
-        self._graph_bytes = known_graph_bytes(self._settings, weights=folder.card.weights_fingerprint)
 
     def make_pools(self) -> None:
         """Reserve the pages in what memory the weights left.
@@ -86,7 +84,6 @@ class NativeStack:
             settings=self._settings,
             memory=FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device)),
             context_tokens=self.config.context_tokens,
-            graph_bytes=self._graph_bytes,
             windows=[geometry.window_tokens for geometry in sizeless],
         )
         counts = [geometry.num_pages for geometry in self.geometries]
@@ -123,6 +120,10 @@ class NativeStack:
         self._order.enter(BuildStep.RUNNERS)
         assert self._model is not None, "the weights are packed"
         self.runner = NativeRunner(self._model)
+
+    def make_graphs(self) -> None:
+        """None: a step is one call of the kernels already."""
+        self._order.enter(BuildStep.GRAPHS)
 
     @property
     def description(self) -> str:

@@ -1,10 +1,11 @@
 """Settings and free memory -> the sizes of a device side's KV sub-pools, for either stack, and a line in the log."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from protos.wire.enums import GraphPhase
 from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
 from worker_svc.kv.canary_table import canary_bytes
 from worker_svc.kv.sizing import CapacityRequest, FreeMemory, SubPoolNeed, plan_capacity, useful_pages
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FRACTIONS = {"cuda": 0.9}
 """Of devices that nobody shares. Elsewhere the pools take a quarter of what the weights leave."""
+_NOT_OF_MEMORY = ("capture_wait_s", "graph_memory_file")
 PLANS_IN_FLIGHT = 2
 """Whose chunks a row may hold beyond its window."""
 
@@ -60,15 +62,24 @@ def sized(
 
 def known_graph_bytes(settings: ExecutorSettings, **facts: object) -> int:
     """What graphs took at the last start of a worker like this one; 0 without a measurement."""
-    if settings.graph_memory_file is None:
+    file = settings.graphs.graph_memory_file
+    if file is None or settings.graphs.graph == "off":
         return 0
-    return sum(GraphMemoryStore(Path(settings.graph_memory_file)).read(fingerprint_of(settings, **facts)).values())
+    return sum(GraphMemoryStore(Path(file)).read(fingerprint_of(settings, **facts)).values())
+
+
+def remember_graph_bytes(settings: ExecutorSettings, measured: Mapping[GraphPhase, int], **facts: object) -> None:
+    """Keep what graphs took, for the next start of a worker like this one."""
+    file = settings.graphs.graph_memory_file
+    if file is not None:
+        GraphMemoryStore(Path(file)).write(fingerprint_of(settings, **facts), measured)
 
 
 def fingerprint_of(settings: ExecutorSettings, **facts: object) -> str:
     """Of everything that the memory of this worker's graphs depends on; `facts` name the model."""
     kept = ("numerics", "dtype", "device", "kernels", "page_size", "max_rows", "max_tokens")
-    return graph_fingerprint(**{name: getattr(settings, name) for name in kept}, **facts)
+    graphs = {name: value for name, value in asdict(settings.graphs).items() if name not in _NOT_OF_MEMORY}
+    return graph_fingerprint(**{name: getattr(settings, name) for name in kept}, **graphs, **facts)
 
 
 def _fraction(settings: ExecutorSettings) -> float | None:

@@ -1,6 +1,7 @@
 """Captures: the largest first, the most missed under load, and a failure kills one bucket only."""
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from protos.wire.enums import GraphPhase
 from tests.support.graph_bench import GraphBench
 from tests.support.tiny_llama import tiny_folder
 from worker_svc.device.device_graph import CaptureError
-from worker_svc.runners.graph_captures import GraphCaptures
+from worker_svc.runners.graph_captures import CaptureParts, GraphCaptures
 
 DECODE, PREFILL = GraphPhase.DECODE, GraphPhase.PREFILL
 
@@ -24,14 +25,8 @@ def bench(tmp_path: Path) -> GraphBench:
 @pytest.fixture
 def captures(bench: GraphBench) -> GraphCaptures:
     ticks = itertools.count(step=1_000_000)
-    return GraphCaptures(
-        (bench.decode, bench.prefill),
-        device=bench.device,
-        kept=bench.kept,
-        num_sub_pools=1,
-        torch_device=torch.device("cpu"),
-        clock_ns=lambda: next(ticks),
-    )
+    parts = CaptureParts(device=bench.device, kept=bench.kept, num_sub_pools=1, torch_device=torch.device("cpu"))
+    return GraphCaptures((bench.decode, bench.prefill), parts=parts, clock_ns=lambda: next(ticks))
 
 
 def test_while_idle_the_largest_bucket_comes_first(captures: GraphCaptures) -> None:
@@ -40,8 +35,8 @@ def test_while_idle_the_largest_bucket_comes_first(captures: GraphCaptures) -> N
         order.append(chosen)
         assert captures.capture(*chosen)
     assert order == [(PREFILL, 32), (PREFILL, 16), (DECODE, 4), (DECODE, 2), (DECODE, 1)]
-    assert [entry.live for entry in captures.buckets()] == [(1, 2, 4), (16, 32)]
-    assert captures.totals[DECODE].captured == 3
+    assert [entry.live for entry in captures.progress.buckets] == [(1, 2, 4), (16, 32)]
+    assert captures.progress.totals[DECODE].captured == 3
 
 
 def test_under_load_the_most_missed_bucket_follows_the_largest(captures: GraphCaptures) -> None:
@@ -69,25 +64,25 @@ def test_a_capture_that_fails_kills_its_bucket_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(bench.decode, "capture", fails)
         assert not captures.capture(DECODE, 2)
-    assert captures.totals[DECODE].failed == 1
+    assert captures.progress.totals[DECODE].failed == 1
     assert captures.next_bucket(is_idle=True) == (PREFILL, 32)
     assert captures.capture(DECODE, 1)
-    assert captures.buckets()[0].live == (1, 4)
+    assert captures.progress.buckets[0].live == (1, 4)
     assert "could not be captured" in caplog.text
 
 
 def test_smaller_buckets_take_no_more_memory_and_time_is_predicted(captures: GraphCaptures) -> None:
-    assert captures.predicted_ms(PREFILL, 32) == 0
+    assert captures.next_ms(is_idle=True) == math.inf
     captures.capture(PREFILL, 32)
-    alone = captures.totals[PREFILL].graph_bytes
+    alone = captures.progress.totals[PREFILL].graph_bytes
+    assert 0 < captures.next_ms(is_idle=True) < math.inf
     captures.capture(PREFILL, 16)
     assert alone > 0
-    assert captures.totals[PREFILL].graph_bytes < 1.3 * alone
-    assert captures.predicted_ms(PREFILL, 32) > captures.predicted_ms(PREFILL, 16) > 0
+    assert captures.progress.totals[PREFILL].graph_bytes < 1.3 * alone
 
 
 def test_time_that_other_work_takes_at_a_pause_is_not_counted(captures: GraphCaptures) -> None:
     captures.capture(DECODE, 4)
-    quick = captures.totals[DECODE].seconds
-    captures.capture(DECODE, 2, pause=lambda: [captures._clock_ns() for _ in range(1000)] and None)
-    assert captures.totals[DECODE].seconds < 4 * quick
+    quick = captures.progress.totals[DECODE].seconds
+    captures.capture(DECODE, 2, give_way=lambda _: [captures._clock_ns() for _ in range(1000)] and None)
+    assert captures.progress.totals[DECODE].seconds < 4 * quick

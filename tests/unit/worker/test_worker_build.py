@@ -11,7 +11,15 @@ from worker_svc.numerics import numerics_by_name
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.model_stack import ModelStack, StackSettings
 
-STEPS = ("load_weights", "make_pools", "make_translator", "make_canary", "bind_attention", "make_runners")
+STEPS = (
+    "load_weights",
+    "make_pools",
+    "make_translator",
+    "make_canary",
+    "bind_attention",
+    "make_runners",
+    "make_graphs",
+)
 SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
 
 
