@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import pkgutil
-import signal
 import sys
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from protos.service.logs import configure_logs
 from protos.service.ownership import assert_package_owner
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
-from scheduler_svc.bridge.parent_watch import watch_parent
+from scheduler_svc.bridge.parent_watch import obey_parent, watch_parent
 from scheduler_svc.config import LogFormat, Role, SchedulerConfig
 
 _logger = logging.getLogger(__name__)
@@ -54,8 +53,7 @@ def _refused(error: EngineError) -> int:
 async def _run(config: SchedulerConfig, arguments: Sequence[str]) -> int:
     role = config.process.role
     if config.process.parent_fd >= 0:
-        # Ctrl-C reaches the whole group; a child waits for its parent's word, so that all end in order.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        obey_parent()
         watch_parent(config.process.parent_fd)
     run = pkgutil.resolve_name(_ROLES[role])
     if role is Role.PARENT:

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from types import MappingProxyType
 from typing import Any
 
 from protos.service.channel import plan_channel
@@ -32,6 +33,10 @@ _logger = logging.getLogger(__name__)
 # What a stop may take beside the time edges are given to finish streams in.
 _STOP_MARGIN_S = 5.0
 _FLUSH_S = 1.0
+_CORE_NAMES = MappingProxyType(
+    {"first_new_token_ratio": "new_token_ratio_start", "least_new_token_ratio": "new_token_ratio_floor"}
+)
+"""Settings whose name ends in their unit, and the core's own name."""
 
 
 async def run_core(config: SchedulerConfig) -> int:
@@ -49,7 +54,11 @@ async def run_core(config: SchedulerConfig) -> int:
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
     links = _links(config.links, card=card, loop=loop, metrics=metrics)
     masks = GrammarMasks(
-        grammar_greeting(folder, config.grammar), num_processes=config.grammar.grammar_processes, post=loop.masks_ready
+        grammar_greeting(folder, config.grammar),
+        num_processes=config.grammar.grammar_processes,
+        post=loop.masks_ready,
+        metrics=metrics.grammar,
+        clock=time.monotonic,
     )
     loop.connect(links=links, edges=bridge, masks=masks)
     lifecycle = Lifecycle()
@@ -68,7 +77,7 @@ async def run_core(config: SchedulerConfig) -> int:
 
 def core_settings(config: CoreConfig) -> CoreSettings:
     """The core's settings; what is unset keeps the core's own default."""
-    given = {name: value for name, value in config.model_dump().items() if value is not None}
+    given = {_CORE_NAMES.get(name, name): value for name, value in config.model_dump().items() if value is not None}
     return CoreSettings(**(given | {"schedule_policy": PolicyKind(config.schedule_policy.value)}))
 
 

@@ -135,7 +135,25 @@ class CoreConfig(ConfigGroup):
     priority_aging_s: Seconds = Field(
         default=10.0, description="Seconds of waiting that weigh as much as one level of priority."
     )
+    first_new_token_ratio: float = Field(
+        default=0.7,
+        ge=0,
+        le=1,
+        description="Share of its output that pages are kept free for at a request's admission, at first.",
+    )
+    least_new_token_ratio: float = Field(
+        default=0.1, ge=0, le=1, description="The least that share falls to while no request is retracted."
+    )
+    new_token_ratio_decay_steps: int = Field(
+        default=600, ge=1, description="Decode steps in which that share falls from its first value to its least."
+    )
     max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
+
+    @model_validator(mode="after")
+    def _check_ratios(self) -> "CoreConfig":
+        if self.least_new_token_ratio > self.first_new_token_ratio:
+            raise ValueError("least_new_token_ratio is above first_new_token_ratio")
+        return self
 
 
 class GrammarConfig(ConfigGroup):

@@ -18,6 +18,7 @@ from scheduler_svc.core.events import (
     Event,
     Instruction,
     NeedMask,
+    PlanTimed,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
@@ -32,7 +33,15 @@ from scheduler_svc.core.scheduler import step, wake_at
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.metrics import CoreMetrics
-from scheduler_svc.observation import Exporter, IntegrityWatch, ObservedLink, QueueTimes, load_view, model_view
+from scheduler_svc.observation import (
+    Exporter,
+    IntegrityWatch,
+    ObservedLink,
+    QueueTimes,
+    WaitingCount,
+    load_view,
+    model_view,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +95,11 @@ class CoreLoop:
         self._outbox = Outbox()
         self._load_wanted: list[int] = []
         self._queue_times = QueueTimes()
-        self._exporter = Exporter(metrics, IntegrityWatch(metrics.step.invariant_checks, clock=clock))
+        self._exporter = Exporter(
+            metrics,
+            IntegrityWatch(metrics.step.invariant_checks, clock=clock),
+            WaitingCount(metrics.requests.waiting_by_reason, clock=clock),
+        )
         self._fenced: StaleEpoch | None = None
 
     def connect(self, *, links: Mapping[str, PlanLink], edges: EdgePort, masks: MaskPort) -> None:
@@ -180,7 +193,9 @@ class CoreLoop:
         self._wake.set()
 
     async def _wait(self) -> None:
-        due = [at for at in (wake_at(self._state), self._exporter.integrity.wake_at(self._state)) if at is not None]
+        exporter = self._exporter
+        wanted = (wake_at(self._state), exporter.integrity.wake_at(self._state), exporter.waiting.wake_at())
+        due = [at for at in wanted if at is not None]
         limit_s = max(0.0, min(due) - self._clock()) if due else None
         try:
             async with asyncio.timeout(limit_s):
@@ -202,6 +217,7 @@ class CoreLoop:
             self._carry_out(instruction, now)
         gauges = self._state.gauges()
         self._exporter.export(gauges, self._state.counters)
+        self._exporter.waiting.turned(self._state)
         for edge in self._load_wanted:
             self._outbox.add_load(edge, load_view(gauges, self._links.values()))
         self._load_wanted.clear()
@@ -223,6 +239,10 @@ class CoreLoop:
             return
         if isinstance(instruction, NeedMask):
             self._mask_port.ask(instruction)
+            return
+        if isinstance(instruction, PlanTimed):
+            ratio = self._metrics.step.prediction_ratio.labels(instruction.worker)
+            ratio.observe(instruction.measured_s / instruction.predicted_s)
             return
         self._outbox.add(instruction)
         if isinstance(instruction, RequestFinished | RequestRefused):

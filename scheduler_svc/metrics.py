@@ -9,7 +9,14 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from protos.service.metrics import PLAN_BYTES_BUCKETS, PLAN_SECONDS_BUCKETS, QUEUE_SECONDS_BUCKETS, ROWS_BUCKETS
+from protos.service.metrics import (
+    DEVIATION_RATIO_BUCKETS,
+    GRAMMAR_SECONDS_BUCKETS,
+    PLAN_BYTES_BUCKETS,
+    PLAN_SECONDS_BUCKETS,
+    QUEUE_SECONDS_BUCKETS,
+    ROWS_BUCKETS,
+)
 from protos.wire.enums import FinishReason, WorkerState
 
 PREFIX = "forwardplane_scheduler_"
@@ -30,6 +37,7 @@ class RequestMetrics:
     refused: Counter
     running: Gauge
     waiting: Gauge
+    waiting_by_reason: Gauge
     prompt_tokens: Counter
     prompt_tokens_cached: Counter
     output_tokens: Counter
@@ -52,7 +60,16 @@ class StepMetrics:
     kv_usage_ratio: Gauge
     budget_tokens: Gauge
     prediction_error_ratio: Gauge
+    prediction_ratio: Histogram
     invariant_checks: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarMetrics:
+    """Structured output. Set by who asks the grammar processes."""
+
+    compile_seconds: Histogram
+    mask_seconds: Histogram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +113,7 @@ class CoreMetrics:
     requests: RequestMetrics
     step: StepMetrics
     cache: CacheMetrics
+    grammar: GrammarMetrics
     plans: PlanMetrics
     workers: WorkerMetrics
     build: Info
@@ -145,6 +163,7 @@ def create_metrics(registry: CollectorRegistry) -> CoreMetrics:
         requests=_request_metrics(registry),
         step=_step_metrics(registry),
         cache=_cache_metrics(registry),
+        grammar=_grammar_metrics(registry),
         plans=_plan_metrics(registry),
         workers=_worker_metrics(registry),
         build=Info(PREFIX + "build", "Version of this process.", registry=registry),
@@ -163,6 +182,12 @@ def _request_metrics(registry: CollectorRegistry) -> RequestMetrics:
         ),
         running=Gauge(PREFIX + "requests_running", "Requests that hold pages of a worker.", registry=registry),
         waiting=Gauge(PREFIX + "requests_waiting", "Requests that wait for admission.", registry=registry),
+        waiting_by_reason=Gauge(
+            PREFIX + "requests_waiting_by_reason",
+            "Of the requests that wait, those that wait for this.",
+            ["reason"],
+            registry=registry,
+        ),
         prompt_tokens=Counter(PREFIX + "prompt_tokens", "Prompt tokens of ended requests.", registry=registry),
         prompt_tokens_cached=Counter(
             PREFIX + "prompt_tokens_cached", "Prompt tokens found in a prefix cache.", registry=registry
@@ -206,6 +231,13 @@ def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
             ["worker"],
             registry=registry,
         ),
+        prediction_ratio=Histogram(
+            PREFIX + "step_prediction_ratio",
+            "Measured device time of a plan over what was predicted when it was sent.",
+            ["worker"],
+            buckets=DEVIATION_RATIO_BUCKETS,
+            registry=registry,
+        ),
         invariant_checks=_invariant_checks(registry),
         kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
     )
@@ -227,6 +259,23 @@ def _cache_metrics(registry: CollectorRegistry) -> CacheMetrics:
         ),
         hit_tokens=Counter(PREFIX + "prefix_cache_hit_tokens", "Of these, found in a cache.", registry=registry),
         evicted_pages=Counter(PREFIX + "prefix_cache_evicted_pages", "Cached pages given up.", registry=registry),
+    )
+
+
+def _grammar_metrics(registry: CollectorRegistry) -> GrammarMetrics:
+    return GrammarMetrics(
+        compile_seconds=Histogram(
+            PREFIX + "grammar_compile_seconds",
+            "Time in which a grammar process compiled a grammar that it did not know.",
+            buckets=GRAMMAR_SECONDS_BUCKETS,
+            registry=registry,
+        ),
+        mask_seconds=Histogram(
+            PREFIX + "grammar_mask_seconds",
+            "From the core's question for a mask to its answer, waiting and compiling included.",
+            buckets=GRAMMAR_SECONDS_BUCKETS,
+            registry=registry,
+        ),
     )
 
 

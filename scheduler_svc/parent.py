@@ -21,14 +21,15 @@ from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
 from protos.service.server import bound_socket, prove_port_free
 from protos.wire.errors import InvalidRequest
+from scheduler_svc.bridge.parent_watch import STOP_ORDER
 from scheduler_svc.config import ProcessConfig, Role, SchedulerConfig
 
 _logger = logging.getLogger(__name__)
 
 # Starting again cannot help: the settings, a file or a port is wrong.
 _LASTING = frozenset({EX_CONFIG, int(ExitCode.BAD_INPUT), int(ExitCode.CANNOT_LISTEN)})
-# Ends of a child that was told to stop; the second is that of one which had begun nothing yet.
-_ORDERLY = frozenset({int(ExitCode.OK), -int(signal.SIGTERM)})
+# Ends of a child that was told to stop; the others are those of one which had begun nothing yet.
+_ORDERLY = frozenset({int(ExitCode.OK), -int(STOP_ORDER), -int(signal.SIGTERM), -int(signal.SIGINT)})
 _RESTART_WINDOW_S = 60.0
 _FIRST_PAUSE_S = 0.2
 _MARGIN_S = 5.0
@@ -89,7 +90,7 @@ class Supervisor:
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({core, stop, *edges}, return_when=asyncio.FIRST_COMPLETED)
-            if core.done():
+            if core.done() and not (self._stop.is_set() and core.result() in _ORDERLY):
                 code = core.result()
                 _logger.error("the core process ended, ending all", extra={"exit_code": code})
                 return code if code > 0 else ExitCode.FAULT
@@ -115,7 +116,7 @@ class Supervisor:
         while True:
             process = self._edges[index] = await self._start(Role.EDGE, index)
             if self._stop.is_set():
-                _signal(process, signal.SIGTERM)
+                _order_stop(process)
             code = await process.wait()
             if self._stop.is_set():
                 return code
@@ -149,13 +150,13 @@ class Supervisor:
     async def _stop_in_order(self, edges: Sequence["asyncio.Task[int]"], core: "asyncio.Task[int]") -> int:
         codes: list[int] = []
         for process in self._edges.values():
-            _signal(process, signal.SIGTERM)
+            _order_stop(process)
         drained, late = await asyncio.wait(edges, timeout=self._config.drain_timeout_s + _MARGIN_S)
         if late:
             _logger.error("edges did not finish their streams in time", extra={"edges": len(late)})
         codes.extend(edge.result() for edge in drained)
         if self._core is not None:
-            _signal(self._core, signal.SIGTERM)
+            _order_stop(self._core)
         done, slow = await asyncio.wait({core}, timeout=_MARGIN_S)
         codes.extend(task.result() for task in done)
         return ExitCode.OK if not (late or slow) and _ORDERLY.issuperset(codes) else ExitCode.FAULT
@@ -163,7 +164,7 @@ class Supervisor:
     async def _end_all(self) -> None:
         """End what still runs: politely for a short while, then not."""
         for process in self._living():
-            _signal(process, signal.SIGTERM)
+            _order_stop(process)
         waits = [asyncio.create_task(process.wait()) for process in self._living()]
         if waits:
             await asyncio.wait(waits, timeout=_END_LIMIT_S)
@@ -177,10 +178,10 @@ class Supervisor:
         return [process for process in processes if process.returncode is None]
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _order_stop(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+            process.send_signal(STOP_ORDER)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,6 @@ def build_executor(folder: ModelFolder, config: ExecutorConfig, graphs: GraphCon
     """
     prefer_environment(_TORCH_ENVIRONMENT)
     device_side = importlib.import_module(_DEVICE_SIDE)
-    captured = device_side.GraphSettings(**graphs.model_dump(mode="json"))
-    settings = device_side.ExecutorSettings(**config.model_dump(mode="json"), graphs=captured)
+    settings = device_side.executor_settings(config.model_dump(mode="json"), graphs.model_dump(mode="json"))
     executor: Executor = device_side.build_tp_model_worker(folder, settings)
     return executor

@@ -15,15 +15,12 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, 
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.batch.staging import PlanStaging
-from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
-from worker_svc.runners.dispatch import RunnerDispatch
-from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.graph_settings import GraphSettings
+from worker_svc.runners.executor_settings import ExecutorSettings, executor_settings
 from worker_svc.tp_model_worker import TpModelWorker
 
-__all__ = ["ExecutorSettings", "GraphSettings", "build_tp_model_worker"]
+__all__ = ["ExecutorSettings", "build_tp_model_worker", "executor_settings"]
 
 FEATURES = frozenset(
     {
@@ -53,13 +50,9 @@ def build_tp_model_worker(folder: ModelFolder, settings: ExecutorSettings) -> Tp
     side = device_side(folder, settings)
     info = _worker_info(folder.card, settings, side=side)
     staging = PlanStaging(info=info, translator=side.translator, device=torch.device(settings.device))
-    graph_runners = () if side.captures is None else side.captures.runners
+    paths = side.paths
     return TpModelWorker(
-        info=info,
-        staging=staging,
-        dispatch=RunnerDispatch((*graph_runners, side.runner)),
-        canary=side.canary,
-        captures=side.captures,
+        info=info, staging=staging, dispatch=paths.dispatch, canary=side.canary, captures=paths.captures
     )
 
 
@@ -73,7 +66,7 @@ def _worker_info(card: ModelCard, settings: ExecutorSettings, *, side: DeviceSid
         sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
         limits=_limits(settings, geometries[0], context_tokens=config.context_tokens),
         logits_width=config.vocab_size,
-        buckets=() if side.captures is None else side.captures.progress.buckets,
+        buckets=() if side.paths.captures is None else side.paths.captures.progress.buckets,
         modes=EXECUTABLE_MODES,
         numerics=settings.numerics,
         dtype=settings.dtype,
@@ -92,7 +85,7 @@ def _features(side: DeviceSide) -> frozenset[Feature]:
     found = set(FEATURES)
     if side.canary is not None:
         found.add(Feature.CANARY)
-    if side.captures is not None:
+    if side.paths.captures is not None:
         found.add(Feature.GRAPHS)
     if any(geometry.window_tokens for geometry in side.geometries):
         found.add(Feature.WINDOW_SUB_POOL)
@@ -111,9 +104,8 @@ def _sub_pool(geometry: KVGeometry) -> SubPool:
 
 def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, context_tokens: int) -> WorkerLimits:
     """`geometry`: of the full sub-pool."""
-    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     return WorkerLimits(
-        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
+        max_rows=geometry.running_limit(context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=settings.window,

@@ -78,21 +78,20 @@ GiveWay = Callable[[float], None]
 """Asked before a piece of so many milliseconds: returns when it may run. Plans run inside, on the same thread."""
 
 
-@runtime_checkable
-class CapturingExecutor(Executor, Protocol):
-    """An executor that prepares faster ways to run plans while it already serves. Its thread decides when."""
+class Captures(Protocol):
+    """Prepares faster ways to run plans while the executor already serves. The device thread decides when."""
 
     @property
-    def capture_progress(self) -> CaptureProgress:
-        """How far it is."""
+    def progress(self) -> CaptureProgress:
+        """How far it is. Any thread."""
         ...
 
     @property
-    def capture_wait_s(self) -> float:
+    def wait_s(self) -> float:
         """How long a piece that would hold up plans noticeably may wait for an idle device."""
         ...
 
-    def next_capture_ms(self, *, is_idle: bool) -> float | None:
+    def next_ms(self, *, is_idle: bool) -> float | None:
         """About how long the next piece takes, inf if nobody knows; None when nothing is left to capture."""
         ...
 
@@ -101,4 +100,14 @@ class CapturingExecutor(Executor, Protocol):
 
         What `give_way` raises passes; the bucket is as if it had not been tried.
         """
+        ...
+
+
+@runtime_checkable
+class CapturingExecutor(Executor, Protocol):
+    """An executor that may have something to capture."""
+
+    @property
+    def captures(self) -> Captures | None:
+        """None: nothing."""
         ...

@@ -12,20 +12,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protos.wire.buckets import real_units
 from protos.wire.digest import plan_digest
-from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardOutcome, ForwardResult
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.canary_guard import KVCanary, log_violations
 from worker_svc.batch.forward_batch import ForwardBatch
-from worker_svc.batch.forward_mode import traits_of
 from worker_svc.batch.staging import PlanStaging, StagedPlan
-from worker_svc.executor import CaptureProgress, GiveWay
+from worker_svc.executor import Captures
 from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
-from worker_svc.runners.graph_captures import GraphCaptures
 from worker_svc.runners.stage_clock import Stage, StageClock
 from worker_svc.sampling.row_results import RowResults
 
@@ -33,7 +29,7 @@ from worker_svc.sampling.row_results import RowResults
 class TpModelWorker:
     """A `StagingExecutor` and a `CapturingExecutor`. Made by `worker_svc/build.py`.
 
-    All but `stage` and `capture_progress` belongs to the device thread.
+    All but `stage` belongs to the device thread.
     """
 
     def __init__(
@@ -43,13 +39,13 @@ class TpModelWorker:
         staging: PlanStaging,
         dispatch: RunnerDispatch,
         canary: KVCanary | None = None,
-        captures: GraphCaptures | None = None,
+        captures: Captures | None = None,
     ) -> None:
+        self.captures = captures
         self._info = info
         self._staging = staging
         self._dispatch = dispatch
         self._canary = canary
-        self._captures = captures
 
     def worker_info(self) -> WorkerInfo:
         """Geometry, limits and features; the same object for the process's life."""
@@ -79,27 +75,6 @@ class TpModelWorker:
     def close(self) -> None:
         """Let go of weights, pools and runners; no plan may follow."""
         self._dispatch = RunnerDispatch(())
-        self._captures = None
-
-    @property
-    def capture_progress(self) -> CaptureProgress:
-        """See `CapturingExecutor.capture_progress`."""
-        captures = self._captures
-        return CaptureProgress() if captures is None else captures.progress
-
-    @property
-    def capture_wait_s(self) -> float:
-        """See `CapturingExecutor.capture_wait_s`."""
-        return 0.0 if self._captures is None else self._captures.parts.wait_s
-
-    def next_capture_ms(self, *, is_idle: bool) -> float | None:
-        """See `CapturingExecutor.next_capture_ms`."""
-        return None if self._captures is None else self._captures.next_ms(is_idle=is_idle)
-
-    def capture_next(self, give_way: GiveWay, *, is_idle: bool) -> None:
-        """See `CapturingExecutor.capture_next`."""
-        if self._captures is not None:
-            self._captures.capture_next(give_way, is_idle=is_idle)
 
     def _execute(self, staged: StagedPlan, digest: bytes) -> ForwardResult:
         plan, clock = staged.plan, StageClock()
@@ -133,9 +108,8 @@ class TpModelWorker:
     def _run(self, step: "_Step", batch: ForwardBatch, *, first_row: int) -> ForwardOutcome:
         results, clock = step.results, step.clock
         dispatched = self._dispatch.choose(batch)
-        if not traits_of(batch.forward_mode).runs_model:
+        if not batch.runs_model:
             return _outcome(batch, dispatched)
-        self._note_miss(batch, dispatched)
         # Before padding, which knows nothing of rows that are refused.
         batch, hits = self._guarded(step, batch, first_row=first_row)
         output = dispatched.runner.forward(batch)
@@ -145,12 +119,6 @@ class TpModelWorker:
             results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
         clock.lap(Stage.SAMPLE)
         return replace(_outcome(batch, dispatched), forward_ns=forward_ns, canary_hits=hits)
-
-    def _note_miss(self, batch: ForwardBatch, dispatched: Dispatched) -> None:
-        phase = traits_of(batch.forward_mode).graph_phase
-        if self._captures is not None and phase is not None and dispatched.graph is GraphRefusal.NOT_CAPTURED_YET:
-            units = real_units(phase, num_rows=batch.num_reqs, num_tokens=batch.num_tokens)
-            self._captures.note_miss(phase, units)
 
     def _guarded(self, step: "_Step", batch: ForwardBatch, *, first_row: int) -> tuple[ForwardBatch, int]:
         """The batch to run, and how many of its rows would read another's KV."""

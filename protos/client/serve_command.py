@@ -58,6 +58,17 @@ class ServePorts:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeExecution:
+    """What computes, and what is captured. Unset: as the worker chooses."""
+
+    kernels: Literal["auto", "native", "torch"] | None = None
+    """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
+    graph: Literal["off", "decode", "prefill", "all"] | None = None
+    """Phases whose steps replay captured graphs, where torch computes. Default: all."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What to serve, how, and on which ports."""
 
@@ -77,6 +88,8 @@ class ServeOptions:
     """Prefill tokens of one plan, fixed. Default: the scheduler's own choice."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the processes log to stderr."""
+    execution: ServeExecution = ServeExecution()
+    """What computes."""
     ports: ServePorts = ServePorts()
     """Where they listen."""
 
@@ -116,6 +129,8 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
         "--metrics-port": str(options.ports.worker_metrics_port + index),
         "--log-level": options.log_level,
     }
+    chosen = {"--kernels": options.execution.kernels, "--graph": options.execution.graph}
+    arguments |= {flag: value for flag, value in chosen.items() if value is not None}
     return ServiceCommand(
         name=f"worker {index}",
         arguments=("-m", "worker_svc", *_flags(arguments)),

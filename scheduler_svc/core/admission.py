@@ -5,6 +5,7 @@ from collections.abc import Callable
 from protos.wire.enums import Feature
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, QueueFull, UnsupportedFeature
 from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.plan_size import plan_size
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
 
@@ -28,6 +29,11 @@ def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:
     if total > capacity:
         message = f"prompt and max_tokens are {total} tokens, the largest KV pool holds {capacity}"
         return NeverFits(message, field="max_tokens")
+    largest = max((plan_size(facts.info) for facts in state.known.values()), key=lambda size: size.limit)
+    if not largest.takes(spec):
+        bare = largest.least(total) <= largest.limit
+        message = f"one token of this request may take a plan of more than {largest.limit} bytes, the workers' limit"
+        return NeverFits(message, field="sampling" if bare else "max_tokens")
     return None
 
 
@@ -99,9 +105,9 @@ def _check_queue(state: SchedulerState, spec: RequestSpec) -> EngineError | None
 
 def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
     """Whether the request would be placed before its deadline, as the queue has moved lately."""
-    if not len(state.waiting):
+    if not state.waiting.is_asking:
         return None
-    wait_s = state.queue_rate.wait_s(state.waiting.tokens)
+    wait_s = state.queue_rate.wait_s(state.waiting.asking_tokens)
     left_s = spec.deadline_s - state.now
     if wait_s is None or wait_s <= left_s:
         return None
@@ -112,7 +118,7 @@ def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
 def _full(state: SchedulerState, message: str, *, field: str) -> QueueFull:
     """With a hint that grows with the queue: when about half of it should be placed."""
     settings = state.settings
-    wait_s = state.queue_rate.wait_s(state.waiting.tokens // 2) or 0.0
+    wait_s = state.queue_rate.wait_s(state.waiting.asking_tokens // 2) or 0.0
     hint_ms = min(wait_s * 1e3, settings.most_retry_after_ms)
     return QueueFull(message, field=field, retry_after_ms=max(settings.retry_after_ms, int(hint_ms)))
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_svc.core.cost_model import PlanShape
 from scheduler_svc.core.request import Request, TokenSource
 
 
@@ -32,6 +33,11 @@ class Batch:
         """In the order of the plan."""
         return self.decode + self.extend
 
+    def shape(self) -> PlanShape:
+        """What its device time depends on."""
+        tokens = len(self.decode) + sum(row.seq_len - row.first_position for row in self.extend)
+        return PlanShape(tokens, sum(row.seq_len for row in self.decode) + sum(row.seq_len for row in self.extend))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanInFlight:
@@ -42,4 +48,6 @@ class PlanInFlight:
     handles: np.ndarray
     attempts: np.ndarray
     positions: np.ndarray
-    num_tokens: int
+    shape: PlanShape
+    predicted_s: float | None
+    """Device time, by the cost model when it was sent; None: not known."""

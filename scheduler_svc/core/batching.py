@@ -7,7 +7,6 @@ for prefill. The budget buys prefill beside them: chunks that end on page border
 from scheduler_svc.core.batch import Batch, PlannedRow
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.reserve import choose_victim, raise_ratio
-from scheduler_svc.core.rule_budget import within_rule_bytes
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.transitions import requeue
 from scheduler_svc.core.worker_state import WorkerState
@@ -17,7 +16,7 @@ def next_batch(state: SchedulerState, worker: WorkerState) -> Batch | None:
     """The rows of the worker's next plan; None if there is nothing to compute. Takes their pages."""
     decode = _decode_rows(state, worker)
     extend = _extend_rows(state, worker, num_decode=len(decode))
-    batch = within_rule_bytes(Batch(decode=_still_current(decode), extend=_still_current(extend)))
+    batch = worker.plan_size.fitted(Batch(decode=_still_current(decode), extend=_still_current(extend)))
     return batch if batch.decode or batch.extend else None
 
 

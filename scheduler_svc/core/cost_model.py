@@ -20,6 +20,9 @@ _ENOUGH_RESULTS = 16
 _LEAST_S = 1e-6
 """Shorter times were not measured."""
 _ERROR_MEMORY = 0.95
+_SLOWEST_MEMORY = 0.999
+_KNOWN_SHARE = 2
+"""A plan up to so many times as large as the largest measured is one the model knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,10 @@ class CostModel:
         """Recent mean of |predicted - measured| / measured, each predicted before it was learnt from."""
         self.most_tokens = 0
         """Largest plan measured."""
+        self.slowest_s = 0.0
+        """Longest device time measured; half of it is forgotten in about 700 results."""
         self.last = PlanShape(0, 0)
+        self._most_context = 0
         self._num_results = 0
         self._coefficients = np.zeros(3)
         self._covariance = np.eye(3) * _FIRST_UNCERTAINTY
@@ -48,6 +54,14 @@ class CostModel:
         """Whether enough results were measured to predict from."""
         return self._num_results >= _ENOUGH_RESULTS
 
+    def knows(self, shape: PlanShape) -> bool:
+        """Whether the model may be believed of such a plan: enough was measured, and not much smaller plans only."""
+        return (
+            self.is_ready
+            and shape.tokens <= _KNOWN_SHARE * self.most_tokens
+            and shape.context <= _KNOWN_SHARE * self._most_context
+        )
+
     def observe(self, shape: PlanShape, seconds: float) -> None:
         """Learn from a plan's measured device time."""
         if seconds < _LEAST_S:
@@ -56,6 +70,8 @@ class CostModel:
             error = abs(self.predict_s(shape) - seconds) / seconds
             self.error_ratio += (1 - _ERROR_MEMORY) * (error - self.error_ratio)
         self.most_tokens = max(self.most_tokens, shape.tokens)
+        self._most_context = max(self._most_context, shape.context)
+        self.slowest_s = max(seconds, _SLOWEST_MEMORY * self.slowest_s)
         self.last = shape
         self._num_results += 1
         milliseconds = seconds * 1e3

@@ -4,6 +4,7 @@ from scheduler_svc.core.batch import Batch, PlanInFlight
 from scheduler_svc.core.batching import next_batch
 from scheduler_svc.core.events import Instruction, SendPlan
 from scheduler_svc.core.plan_builder import build_plan
+from scheduler_svc.core.plan_deadline import plan_budget_ms
 from scheduler_svc.core.request import RequestStatus
 from scheduler_svc.core.reserve import decay_ratio
 from scheduler_svc.core.state import SchedulerState
@@ -17,16 +18,26 @@ def send_next(state: SchedulerState, worker: WorkerState, out: list[Instruction]
     batch = next_batch(state, worker)
     if batch is None:
         return False
-    plan = build_plan(worker, batch, budget_ms=state.settings.plan_budget_ms)
+    shape = batch.shape()
+    unmeasured_ms = state.settings.plan_budget_ms
+    budget_ms = plan_budget_ms(worker.cost, shape, device=worker.info.device, unmeasured_ms=unmeasured_ms)
+    plan = build_plan(worker, batch, budget_ms=budget_ms)
     out.append(SendPlan(worker.name, plan))
     rows = plan.rows
-    num_tokens = len(plan.tokens.ids)
     worker.in_flight.append(
-        PlanInFlight(worker.next_seq, batch.rows(), rows.handles, rows.attempts, rows.seq_lens - 1, num_tokens)
+        PlanInFlight(
+            seq=worker.next_seq,
+            rows=batch.rows(),
+            handles=rows.handles,
+            attempts=rows.attempts,
+            positions=rows.seq_lens - 1,
+            shape=shape,
+            predicted_s=worker.cost.predict_s(shape) or None if worker.cost.knows(shape) else None,
+        )
     )
     _mark_planned(worker, batch)
     worker.next_seq += 1
-    _count(state, batch, num_tokens=num_tokens)
+    _count(state, batch, num_tokens=shape.tokens)
     return True
 
 
@@ -35,6 +46,7 @@ def _mark_planned(worker: WorkerState, batch: Batch) -> None:
     for index, row in enumerate(batch.rows()):
         request = row.request
         request.planned_len = row.seq_len
+        request.standing.planned_seq = seq
         if row.samples:
             request.sample_source = (seq, index)
     for row in batch.extend:

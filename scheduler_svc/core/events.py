@@ -228,6 +228,16 @@ class RequestRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanTimed:
+    """For the record: a plan that the cost model had predicted was measured."""
+
+    worker: str
+    predicted_s: float
+    """When it was sent."""
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CacheFlushed:
     """The answer to `CacheFlushRequested`."""
 
@@ -247,4 +257,4 @@ class NeedMask:
 
 
 StreamAnswer = TokensReleased | RequestFinished | RequestRefused
-Instruction = SendPlan | StreamAnswer | CacheFlushed | NeedMask
+Instruction = SendPlan | StreamAnswer | CacheFlushed | NeedMask | PlanTimed

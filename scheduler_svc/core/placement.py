@@ -12,6 +12,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.reserve import reserve_target
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.transitions import place, requeue
+from scheduler_svc.core.wait_reasons import LastLook, WaitReason, weightiest
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.prefix_match import PrefixMatch
 
@@ -42,6 +43,11 @@ class _Desk:
         return len(self.worker.running) >= self.worker.row_limit
 
     @property
+    def closed_for(self) -> WaitReason:
+        """Why it is not open."""
+        return WaitReason.ROWS if self.has_no_row else WaitReason.BUDGET
+
+    @property
     def load(self) -> tuple[int, int]:
         """Lower is better: most spare pages, then fewest requests."""
         return -min(self._spare), len(self.worker.running)
@@ -50,7 +56,8 @@ class _Desk:
         """Whether the request could ever run here."""
         limits = self.worker.info.limits
         fits_context = request.final_kv_len < limits.context_tokens
-        return fits_context and self.worker.memory.capacity_tokens >= request.final_kv_len
+        fits_memory = self.worker.memory.capacity_tokens >= request.final_kv_len
+        return fits_context and fits_memory and self.worker.plan_size.takes(request.spec)
 
     def match(self, request: Request) -> PrefixMatch:
         """What is cached of the request here."""
@@ -89,9 +96,64 @@ class _Desk:
         return [available - need for available, need in zip(memory.available(), further, strict=True)]
 
 
+class _Pass:
+    """One pass over the queue: who is placed, which workers are closed, and why the others wait."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.desks = [_Desk(worker, state) for worker in state.workers.values()]
+        self.full = {desk.worker.name for desk in self.desks if desk.has_no_row}
+        """The workers that had no pages or rows left for somebody who waits."""
+        self.placed: list[tuple[Request, float]] = []
+        self.look = LastLook()
+        self._state = state
+        self._closed = {desk.worker.name: desk.closed_for for desk in self.desks if not desk.is_open}
+        self._passed_over = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether looking at more requests would place none, or cost too much."""
+        return len(self._closed) == len(self.desks) or self._passed_over > _MOST_PASSED_OVER
+
+    def offer(self, request: Request) -> None:
+        """Place the request, or note why it waits."""
+        suitable = [(desk, desk.match(request)) for desk in self.desks if desk.suits(request)]
+        if _is_awaited(suitable):
+            self._passed_over += 1
+            self.look.reasons[request.handle] = WaitReason.PREFIX
+            return
+        taker = _try_to_place(request, [offer for offer in suitable if offer[0].worker.name not in self._closed])
+        if taker is None:
+            self._close([desk.worker.name for desk, _ in suitable], request)
+            return
+        state = self._state
+        self.placed.append((request, reserve_target(request, state.new_token_ratio, state.settings) - request.kv_len))
+        if not taker.is_open:
+            self._closed[taker.worker.name] = taker.closed_for
+
+    def end(self) -> None:
+        """Take those who were placed out of the queue, and keep what was seen."""
+        state = self._state
+        for request, tokens in self.placed:
+            state.waiting.remove_placed(request, tokens=tokens)
+            state.queue_rate.placed(request.sampled_len)
+        is_cut = len(self._closed) < len(self.desks)
+        self.look.others = WaitReason.PREFIX if is_cut else weightiest(self._closed.values())
+        state.last_look = self.look
+
+    def _close(self, names: list[str], request: Request) -> None:
+        """No worker that suits the request has room: none of them takes another before it."""
+        unable = [name for name in names if name not in self._closed]
+        self.full.update(unable)
+        self._closed.update(dict.fromkeys(unable, WaitReason.PAGES))
+        self.look.reasons[request.handle] = weightiest(self._closed[name] for name in names)
+
+
 def admit_waiting(state: SchedulerState) -> None:
     """Place as many waiting requests as there is room for, if need be in place of paused ones."""
-    if not len(state.waiting) or not state.workers:
+    if not len(state.waiting):
+        return
+    if not state.workers:
+        state.last_look = LastLook()
         return
     full = _place_waiting(state)
     paused = [
@@ -106,33 +168,14 @@ def admit_waiting(state: SchedulerState) -> None:
 
 def _place_waiting(state: SchedulerState) -> set[str]:
     """The workers that had no pages or rows left for somebody who waits."""
-    desks = [_Desk(worker, state) for worker in state.workers.values()]
-    closed = {desk.worker.name for desk in desks if not desk.is_open}
-    full = {desk.worker.name for desk in desks if desk.has_no_row}
-    passed_over = 0
-    placed: list[tuple[Request, float]] = []
-    for request in _in_order(state, desks):
-        if len(closed) == len(desks) or passed_over > _MOST_PASSED_OVER:
+    this = _Pass(state)
+    for request in _in_order(state, this.desks):
+        if this.is_over:
             break
-        if request.standing.is_paused or request.awaits_mask:
-            continue
-        suitable = [(desk, desk.match(request)) for desk in desks if desk.suits(request)]
-        if _is_awaited(suitable):
-            passed_over += 1
-            continue
-        taker = _try_to_place(request, [offer for offer in suitable if offer[0].worker.name not in closed])
-        if taker is None:
-            unable = {desk.worker.name for desk, _ in suitable} - closed
-            full |= unable
-            closed |= unable
-            continue
-        placed.append((request, reserve_target(request, state.new_token_ratio, state.settings) - request.kv_len))
-        if not taker.is_open:
-            closed.add(taker.worker.name)
-    for request, tokens in placed:
-        state.waiting.remove_placed(request, tokens=tokens)
-        state.queue_rate.placed(request.sampled_len)
-    return full
+        if not request.awaits_mask:
+            this.offer(request)
+    this.end()
+    return this.full
 
 
 def _in_order(state: SchedulerState, desks: list[_Desk]) -> Iterator[Request]:

@@ -65,9 +65,11 @@ class Standing:
     seniority: int
     """Lower is older: its handle, until its reader falls behind."""
     queued_at: float
-    """When it was accepted."""
+    """When it was accepted, or its reader last fell behind."""
     rank: tuple[float, ...] = ()
     """Its place in the waiting queue, while it waits. Set by the queue."""
+    planned_seq: int = 0
+    """The last plan of its worker that had a row of it; 0: none yet."""
     has_run: bool = False
     """It had pages before."""
     is_paused: bool = False

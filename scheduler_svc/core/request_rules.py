@@ -13,6 +13,9 @@ import numpy as np
 from protos.wire.plan import Mask
 from scheduler_svc.core.events import RequestSpec
 
+MASK_HEADER_BYTES = 16
+"""At most what a mask takes in a plan beside its content."""
+
 
 class TokenCounts:
     """Distinct ids of the prompt, and how often each id came in the output."""
@@ -91,12 +94,10 @@ class RequestRules:
             return self._grammar_mask
         return self._early if position < self._spec.min_tokens else self._late
 
-    def num_bytes_at(self, position: int) -> int:
-        """About what the rules add to a plan."""
-        mask = self.mask_at(position)
-        return (
-            8 * (self.counts.num_ids if self.counts else 0) + 8 * len(self.bias_ids) + (mask.num_bytes if mask else 0)
-        )
+    @property
+    def num_bytes(self) -> int:
+        """At most what the rules add to a plan, the mask apart."""
+        return 8 * (self.counts.num_ids if self.counts else 0) + 8 * len(self.bias_ids)
 
     def set_grammar_mask(self, position: int, allowed_bits: np.ndarray) -> bool:
         """Take what the grammar allows at `position`, less what else is forbidden. False if nothing is left."""
@@ -133,6 +134,17 @@ def needs_mask(spec: RequestSpec) -> bool:
     return bool(
         sampling.allowed_ids or sampling.banned_ids or spec.grammar or (spec.min_tokens and spec.stop_token_ids)
     )
+
+
+def most_rule_bytes(spec: RequestSpec, *, logits_width: int) -> int:
+    """Most bytes that the rules of a request ever add to a plan."""
+    sampling = spec.sampling
+    num_counted = 0
+    if needs_counts(spec):
+        num_counted = min(len(spec.prompt_ids), logits_width) + min(spec.max_tokens, logits_width)
+    listed = 4 * (len(sampling.allowed_ids) + len(sampling.banned_ids) + len(spec.stop_token_ids))
+    mask = max(listed, -(-logits_width // 8)) if spec.grammar else listed
+    return 8 * num_counted + 8 * len(sampling.bias) + (MASK_HEADER_BYTES if needs_mask(spec) else 0) + mask
 
 
 def empty_field(spec: RequestSpec, *, logits_width: int) -> str | None:

@@ -7,8 +7,7 @@ from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidRequest
 from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
 from scheduler_svc.core.batch import PlanInFlight
-from scheduler_svc.core.cost_model import PlanShape
-from scheduler_svc.core.events import Instruction, ResultReceived, TokenLogprob, TokensReleased
+from scheduler_svc.core.events import Instruction, PlanTimed, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
@@ -29,8 +28,10 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
     if event.result.rejection is not None:
         _reject(state, plan, event.result.rejection, out=out)
         return
-    shape = PlanShape(plan.num_tokens, int(plan.positions.sum()) + len(plan.rows))
-    worker.measured(shape, _device_s(event.result.timings))
+    measured_s = _device_s(event.result.timings)
+    worker.measured(plan.shape, measured_s)
+    if plan.predicted_s is not None:
+        out.append(PlanTimed(worker.name, plan.predicted_s, measured_s))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
     rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
     for row, token_id, failure, logprobs in rows:

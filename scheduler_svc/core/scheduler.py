@@ -7,6 +7,7 @@ from dataclasses import replace
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import never_fits, refusal
+from scheduler_svc.core.attachment import attach
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     BucketsChanged,
@@ -30,7 +31,6 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
 from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, requeue, resume
-from scheduler_svc.core.worker_state import attach
 
 
 def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Instruction]:
@@ -45,7 +45,7 @@ def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Ins
         _apply(state, event, out)
     _end_expired(state, out)
     _schedule(state, out)
-    state.queue_rate.passed(state.now, is_busy=len(state.waiting) > 0 and bool(state.workers))
+    state.queue_rate.passed(state.now, is_busy=state.waiting.is_asking and bool(state.workers))
     return out
 
 

@@ -43,7 +43,7 @@ class CoreSettings:
     reserve_clip_tokens: int = 4096
     """Most remaining output that counts for the reserve."""
     plan_budget_ms: int = 30_000
-    """Time the device may take for one plan."""
+    """Time the device may take for a plan of which the cost model knows too little."""
     data_fault_retries: int = 1
     """Retries of a row with non-finite numbers, until its next token."""
     row_retries: int = 3

@@ -11,6 +11,7 @@ from scheduler_svc.core.policy import make_policy
 from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
+from scheduler_svc.core.wait_reasons import LastLook
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.memory_check import check_memory
@@ -44,6 +45,8 @@ class SchedulerState:
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
     queue_rate: QueueRate = field(default_factory=QueueRate)
+    last_look: LastLook = field(default_factory=LastLook)
+    """Why those wait who wait."""
     next_handle: int = 1
     counters: CoreCounters = field(default_factory=CoreCounters)
 
@@ -86,6 +89,9 @@ def check_invariants(state: SchedulerState) -> None:
     live = sorted(request.handle for request in state.streams.values())
     _require(sorted(request.handle for request in waiting + running) == live, "a request is in one place")
     _require(state.waiting.tokens == sum(request.sampled_len for request in waiting), "waiting tokens are counted")
+    asking = [request for request in waiting if not request.standing.is_paused]
+    _require(state.waiting.asking_tokens == sum(request.sampled_len for request in asking), "asking tokens are counted")
+    _require(state.waiting.is_asking == bool(asking), "paused requests are counted")
     for request in waiting:
         _require(request.status is RequestStatus.WAITING, "a queued request waits")
         _require(request.holding is None and request.planned_len == request.kv_len == 0, "a queued request has no KV")

@@ -34,6 +34,7 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     request.move_to(RequestStatus.PREFILLING)
     request.holding = memory.reserve(request.tokens, match, trusts_cache=use.is_trusting)
     request.kv_len = request.planned_len = len(request.holding.path) * memory.page_size
+    request.standing.planned_seq = 0
     worker.running[request.handle] = request
     use.matches.clear()
     state.counters.cache.queried_tokens += request.sampled_len
@@ -67,6 +68,7 @@ def pause(state: SchedulerState, request: Request) -> None:
     if waits:
         state.waiting.remove(request)
     standing.is_paused = True
+    standing.queued_at = state.now
     standing.seniority = state.next_handle
     state.next_handle += 1
     if waits:
@@ -77,8 +79,15 @@ def pause(state: SchedulerState, request: Request) -> None:
 
 def resume(state: SchedulerState, request: Request) -> None:
     """The reader has caught up."""
+    if not request.standing.is_paused:
+        return
+    waits = request.status is RequestStatus.WAITING
+    if waits:
+        state.waiting.remove(request)
     request.standing.is_paused = False
-    if request.holding is not None:
+    if waits:
+        state.waiting.append(request)
+    elif request.holding is not None:
         state.workers[request.holding.key.worker].memory.announce(request.holding, request.tokens)
 
 

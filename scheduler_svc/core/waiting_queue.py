@@ -1,4 +1,8 @@
-"""Requests that wait for admission: one queue an isolation domain, each in the order of the policy."""
+"""Requests that wait for admission: one queue an isolation domain, each in the order of the policy.
+
+Those whose reader has fallen behind stand aside: they ask for nothing, and their domain neither saves up nor is in the
+way meanwhile.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -13,14 +17,29 @@ def _rank(request: Request) -> Rank:
 
 
 class WaitingQueue:
-    """Ordered; `tokens` is the sum of what the requests have to prefill, if nothing is cached."""
+    """Ordered; `tokens` is the sum of what the requests have to prefill, if nothing is cached.
+
+    A request's `is_paused` and its age change only while it is not in the queue.
+    """
 
     def __init__(self, policy: SchedulePolicy) -> None:
         self.tokens = 0
         self._policy = policy
         self._shares = FairShares()
         self._queues: dict[bytes, list[Request]] = {}
+        self._paused: dict[int, Request] = {}
+        self._paused_tokens = 0
         self._count = 0
+
+    @property
+    def asking_tokens(self) -> int:
+        """`tokens`, those of paused requests apart."""
+        return self.tokens - self._paused_tokens
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether somebody waits who is not paused."""
+        return self._count > len(self._paused)
 
     def __len__(self) -> int:
         return self._count
@@ -28,9 +47,10 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         for queue in self._queues.values():
             yield from queue
+        yield from self._paused.values()
 
     def append(self, request: Request) -> None:
-        """A new request."""
+        """A new request, or one that was taken out for a change."""
         self._insert(request)
 
     def put_back(self, request: Request) -> None:
@@ -40,11 +60,15 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Take a waiting request out."""
+        self.tokens -= request.sampled_len
+        self._count -= 1
+        if request.standing.is_paused:
+            del self._paused[request.handle]
+            self._paused_tokens -= request.sampled_len
+            return
         domain = request.spec.isolation_domain
         queue = self._queues[domain]
         del queue[bisect_left(queue, _rank(request), key=_rank)]
-        self.tokens -= request.sampled_len
-        self._count -= 1
         if not queue:
             del self._queues[domain]
             self._shares.leave(domain)
@@ -55,11 +79,17 @@ class WaitingQueue:
         self.remove(request)
 
     def in_order(self, view: QueueView) -> Iterator[Request]:
-        """All requests as they are looked at now. The queue must not change meanwhile."""
+        """All that are not paused, as they are looked at now. The queue must not change meanwhile."""
         queues = {domain: self._policy.in_order(queue, view) for domain, queue in self._queues.items()}
         return self._shares.merge(queues, view.expected_tokens)
 
     def _insert(self, request: Request) -> None:
+        self.tokens += request.sampled_len
+        self._count += 1
+        if request.standing.is_paused:
+            self._paused[request.handle] = request
+            self._paused_tokens += request.sampled_len
+            return
         domain = request.spec.isolation_domain
         queue = self._queues.get(domain)
         if queue is None:
@@ -67,5 +97,3 @@ class WaitingQueue:
             self._shares.enter(domain)
         request.standing.rank = self._policy.rank(request)
         insort(queue, request, key=_rank)
-        self.tokens += request.sampled_len
-        self._count += 1

@@ -16,7 +16,7 @@ from protos.wire.enums import WorkerState
 from protos.wire.errors import EngineError, StaleEpoch, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.core.worker_state import check_worker
+from scheduler_svc.core.attachment import check_worker
 from scheduler_svc.links.epoch import EpochSource
 from scheduler_svc.links.fingerprints import ExpectedModel, check_model
 from scheduler_svc.links.session import LinkListener, SessionParts, SessionSettings, WorkerSession

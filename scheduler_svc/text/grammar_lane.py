@@ -51,6 +51,8 @@ class MaskAnswer:
     position: int
     """Number of ids that the question had."""
     answer: bytes | EngineError
+    compile_s: float | None = None
+    """How long the grammar was compiled for it; None: that was not needed, or nothing is known of it."""
 
 
 class GrammarLane:
@@ -168,10 +170,11 @@ class GrammarLane:
 
     def _take(self, question: MaskQuestion, reply: Reply) -> None:
         if reply.bits is not None:
-            self._say(question, reply.bits)
+            self._say(question, reply.bits, compile_s=reply.compile_s)
             return
         kind = question.source.kind
-        self._say(question, InvalidRequest(f"{kind} cannot be used: {reply.refusal}", field=kind))
+        error = InvalidRequest(f"{kind} cannot be used: {reply.refusal}", field=kind)
+        self._say(question, error, compile_s=reply.compile_s)
 
-    def _say(self, question: MaskQuestion, answer: bytes | EngineError) -> None:
-        self._answered(MaskAnswer(question.row, len(question.ids), answer))
+    def _say(self, question: MaskQuestion, answer: bytes | EngineError, *, compile_s: float | None = None) -> None:
+        self._answered(MaskAnswer(question.row, len(question.ids), answer, compile_s))

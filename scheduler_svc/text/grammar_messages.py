@@ -42,12 +42,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Exactly one of them, or neither: the process does not know the row; ask from the beginning."""
+    """Bits or a refusal, or neither: the process does not know the row; ask from the beginning."""
 
     bits: bytes | None = None
     """Bit i of byte i / 8, least significant first: id i may follow."""
     refusal: str | None = None
     """Why there is no mask: the caller's fault."""
+    compile_s: float | None = None
+    """How long its grammar was compiled for this reply; None: that was not needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,10 @@ def decode_call(body: bytes) -> Call:
 
 def encode_replies(replies: Replies) -> bytes:
     """A header, then the masks one after the other."""
-    sizes = [[None if reply.bits is None else len(reply.bits), reply.refusal] for reply in replies.replies]
-    header = json.dumps([replies.is_full, sizes]).encode()
+    heads = [
+        [None if reply.bits is None else len(reply.bits), reply.refusal, reply.compile_s] for reply in replies.replies
+    ]
+    header = json.dumps([replies.is_full, heads]).encode()
     masks = [reply.bits for reply in replies.replies if reply.bits is not None]
     return b"".join([_LENGTH.pack(len(header)), header, *masks])
 
@@ -104,11 +108,12 @@ def decode_replies(body: bytes) -> Replies:
     """From its bytes."""
     (length,) = _LENGTH.unpack_from(body)
     begin = _LENGTH.size + length
-    is_full, sizes = json.loads(body[_LENGTH.size : begin])
+    is_full, heads = json.loads(body[_LENGTH.size : begin])
     replies = []
-    for size, refusal in sizes:
+    for size, refusal, compile_s in heads:
         end = begin + (size or 0)
-        replies.append(Reply(bits=None if size is None else body[begin:end], refusal=refusal))
+        bits = None if size is None else body[begin:end]
+        replies.append(Reply(bits=bits, refusal=refusal, compile_s=compile_s))
         begin = end
     return Replies(replies=tuple(replies), is_full=is_full)
 

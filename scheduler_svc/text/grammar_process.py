@@ -12,8 +12,9 @@ import resource
 import signal
 import struct
 import sys
+import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +61,8 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._compiled: OrderedDict[GrammarSource, tuple[LLMatcher, int]] = OrderedDict()
         self._limits = LLParserLimits(verbose_errors=False)
+        self.compile_s: float | None = None
+        """How long the last one asked for was compiled; None: it was kept."""
 
     @property
     def num_bytes(self) -> int:
@@ -73,15 +76,23 @@ class GrammarCache:
             GrammarRefused: it does not compile.
         """
         found = self._compiled.get(source)
+        self.compile_s = None
         if found is None:
             before = resident_bytes()
-            compiled = compile_grammar(self._tokenizer, source, self._limits)
+            compiled = self._compile(source)
             found = compiled, len(source.text) + max(0, resident_bytes() - before)
             self._compiled[source] = found
         self._compiled.move_to_end(source)
         while self.num_bytes > self._max_bytes:
             self._compiled.popitem(last=False)
         return found[0].deep_copy()
+
+    def _compile(self, source: GrammarSource) -> LLMatcher:
+        began = time.perf_counter()
+        try:
+            return compile_grammar(self._tokenizer, source, self._limits)
+        finally:
+            self.compile_s = time.perf_counter() - began
 
 
 class GrammarRows:
@@ -108,16 +119,19 @@ class GrammarRows:
 
     def _reply(self, question: Question) -> Reply:
         allow_processor_time(self._greeting.cpu_s)
-        row = self._rows.get(question.row)
         if question.base == 0 and question.source is not None:
-            try:
-                row = _Row(self._cache.matcher(question.source), 0)
-            except GrammarRefused as error:
-                return Reply(refusal=str(error))
-            self._rows[question.row] = row
+            return self._first_reply(question, question.source)
+        row = self._rows.get(question.row)
         if row is None or row.num_ids != question.base:
             return Reply()
         return self._mask(question, row)
+
+    def _first_reply(self, question: Question, source: GrammarSource) -> Reply:
+        try:
+            row = self._rows[question.row] = _Row(self._cache.matcher(source), 0)
+        except GrammarRefused as error:
+            return Reply(refusal=str(error), compile_s=self._cache.compile_s)
+        return replace(self._mask(question, row), compile_s=self._cache.compile_s)
 
     def _mask(self, question: Question, row: _Row) -> Reply:
         row.num_ids += len(question.ids)

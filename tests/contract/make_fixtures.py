@@ -9,6 +9,7 @@ Run it (`python -m tests.contract.make_fixtures`) only after a change of the wir
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -67,7 +68,10 @@ def result_cases() -> dict[str, ForwardResult]:
 
 
 def info_cases() -> dict[str, WorkerInfo]:
-    return {"plain": plans.make_info(), "full": plans.make_full_info()}
+    decode, prefill = plans.make_full_info().buckets
+    captured = (replace(decode, live=(16,), dead=(8,), graph_bytes=1 << 33, capture_ms=1234), prefill)
+    graphs = plans.make_info(buckets=captured)
+    return {"plain": plans.make_info(), "full": plans.make_full_info(), "graphs": graphs}
 
 
 def fixtures() -> dict[str, bytes]:

@@ -72,7 +72,7 @@ class Scheduler:
 
 
 @asynccontextmanager
-async def scheduler(tmp_path, *, flags=(), port=None):
+async def scheduler(tmp_path, *, flags=(), port=None, own_group=False):
     tokenizer = byte_level_tokenizer().to_str().encode()
     info = small_info(num_pages=257, logits_width=byte_level_tokenizer().get_vocab_size())
     fingerprints = replace(info.fingerprints, tokenizer=hashlib.sha256(tokenizer).hexdigest())
@@ -86,6 +86,7 @@ async def scheduler(tmp_path, *, flags=(), port=None):
         *("--health-port", "0", "--metrics-port", "0", "--edge-metrics-port", "0", "--socket-dir", str(tmp_path)),
         *("--drain-timeout-s", "5", "--log-level", "warning", *flags),
         cwd=ROOT,
+        start_new_session=own_group,
     )
     left = []
     try:
@@ -124,6 +125,35 @@ async def test_a_stop_lets_streams_finish_and_leaves_nothing(tmp_path):
         assert await service.ended() == 0
         assert await gone(family)
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_of_the_whole_group_is_as_orderly(tmp_path, number):
+    async with scheduler(tmp_path, flags=("--edges", "2"), own_group=True) as (service, server):
+        assert await service.answer(greedy(1)) == oracle(server.info, greedy(1))
+        spec = greedy(2, prompt=20, max_tokens=600)
+        stream = asyncio.create_task(service.answer(spec))
+        while not server.worker.executed[-1].rows.seq_lens.max() > 40:
+            await asyncio.sleep(0.005)
+        family = service.family()
+        os.killpg(service.process.pid, number)
+        assert await stream == oracle(server.info, spec)
+        assert await service.ended() == 0
+        assert await gone(family)
+
+
+async def test_a_child_stops_on_its_parents_word_only(tmp_path):
+    async with scheduler(tmp_path) as (service, server):
+        await service.answer(greedy(1))
+        children = [service.child("core"), service.child("edge")]
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.5)
+        assert await service.answer(greedy(2)) == oracle(server.info, greedy(2))
+        assert [service.child("core").pid, service.child("edge").pid] == [child.pid for child in children]
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.ended() == 0
 
 
 async def test_a_dead_edge_is_replaced_and_its_requests_are_cancelled(tmp_path):

@@ -1,38 +1,18 @@
 """What an operator can scrape from a served model: the figures of issue-level promises, from all three processes."""
 
 import asyncio
-import urllib.request
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import Chat, GenerateOptions, TokenIds
 from protos.wire.errors import InvalidRequest
-from tests.support.served import Served, served
+from scheduler_svc.core.wait_reasons import WaitReason
+from tests.support.served import Served, scrape, served, total
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 SCHEDULER, WORKER = "forwardplane_scheduler_", "forwardplane_worker_"
 REQUESTS, TOKENS = 6, 5
-
-
-def scrape(port: int) -> dict[str, list]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        text = reply.read().decode()
-    found: dict[str, list] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append(sample)
-    return found
-
-
-def total(samples: dict[str, list], name: str, **labels: str) -> float:
-    assert name in samples, f"{name} is not exported"
-    return sum(
-        sample.value
-        for sample in samples[name]
-        if all(sample.labels.get(label) == value for label, value in labels.items())
-    )
 
 
 async def traffic(server: Served) -> None:
@@ -50,15 +30,20 @@ async def traffic(server: Served) -> None:
 
 
 @pytest.fixture(scope="module")
-def scraped():
-    with served(numerics="fast") as server:
-        asyncio.run(traffic(server))
-        ports = server.options.ports
-        yield {
-            "core": scrape(ports.metrics_port),
-            "edge": scrape(ports.edge_metrics_port),
-            "worker": scrape(ports.worker_metrics_port),
-        }
+def server():
+    with served(numerics="fast") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def scraped(server):
+    asyncio.run(traffic(server))
+    ports = server.options.ports
+    return {
+        "core": scrape(ports.metrics_port),
+        "edge": scrape(ports.edge_metrics_port),
+        "worker": scrape(ports.worker_metrics_port),
+    }
 
 
 def test_the_edge_counts_requests_by_outcome_and_times_tokens(scraped):
@@ -93,3 +78,21 @@ def test_the_worker_counts_every_forward_once_with_its_reason(scraped):
     assert total(worker, f"{WORKER}forwards_total", mode="decode") > 0
     assert total(worker, f"{WORKER}batch_rows_sum") >= REQUESTS * (TOKENS - 1)
     assert forwards == total(scraped["core"], f"{SCHEDULER}plan_bytes_count")
+
+
+async def test_masks_predictions_and_reasons_to_wait_are_shown(server, scraped):
+    before = scraped["core"]
+    options = GenerateOptions(max_tokens=24, temperature=0.0, regex="[a-z ]{80}")
+    async with AsyncGenerationClient(server.target) as client:
+        (generation,) = await client.generate(["Once upon a time"], options)
+    core = scrape(server.options.ports.metrics_port)
+
+    outputs = generation.usage.output_tokens
+    assert outputs > 16
+    assert total(before, f"{SCHEDULER}grammar_mask_seconds_count") == 0
+    assert total(core, f"{SCHEDULER}grammar_mask_seconds_count") == outputs
+    assert total(core, f"{SCHEDULER}grammar_compile_seconds_count") == 1
+    assert total(core, f"{SCHEDULER}step_prediction_ratio_count") > 0
+    reasons = core[f"{SCHEDULER}requests_waiting_by_reason"]
+    assert {sample.labels["reason"] for sample in reasons} == {reason.value for reason in WaitReason}
+    assert all(sample.value == 0 for sample in reasons)

@@ -21,7 +21,7 @@ from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 
 CPU = torch.device("cpu")
-LIVES = 14
+LIVES = 8
 
 
 class Pages:

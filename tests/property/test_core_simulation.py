@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protos.wire.codec import encode_plan
 from protos.wire.enums import Feature, FinishReason, RowFailure
+from protos.wire.limits import MAX_PLAN_BYTES
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import PlanRejection
 from protos.wire.worker_info import WorkerInfo
@@ -84,6 +85,7 @@ class Life:
             window=self.random.choice([1, 2, 3]),
             max_rows=self.random.choice([1, 4, 64, 64]),
             max_tokens=page_size + self.random.choice([1, 5, 100]),
+            max_plan_bytes=self.random.choice([MAX_PLAN_BYTES, MAX_PLAN_BYTES, 3000, 4000]),
         )
 
     def _failure(self, plan: ForwardPlan, row: int) -> RowFailure | None:

@@ -9,14 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.memory_walk import MemoryWalk
 
-STEPS = 7_000
+STEPS = 6_500
+"""Operations that do something, of each walk: together more than a hundred thousand."""
+WINDOWS, PAGE_SIZES = (None, 1, 5, 40), (1, 4, 16, 64)
+assert STEPS * len(WINDOWS) * len(PAGE_SIZES) >= 100_000
 ANY = st.integers(0, 200)
 
 
 class MemoryMachine(RuleBasedStateMachine):
     """Small pools, so that everything is evicted some time."""
 
-    @initialize(page_size=st.sampled_from([1, 4, 16]), pages=st.integers(1, 12), window=st.sampled_from([None, 5]))
+    @initialize(page_size=st.sampled_from([1, 4, 16, 64]), pages=st.integers(1, 12), window=st.sampled_from([None, 5]))
     def make(self, page_size, pages, window):
         self.walk = MemoryWalk(page_size=page_size, pages=pages, window=window)
 
@@ -54,12 +57,12 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 40])
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_a_long_random_walk_keeps_memory_and_model_in_agreement(page_size, window):
     rng = random.Random(page_size * 100 + (window or 0))
     walk = MemoryWalk(page_size=page_size, pages=24, window=window)
-    for _ in range(STEPS):
+    while walk.steps < STEPS:
         who, count = rng.randrange(1000), rng.randrange(1000)
         match rng.choices(range(6), weights=[20, 50, 20, 9, 0.7, 0.3])[0]:
             case 0 if len(walk.readers) < 10:
@@ -76,7 +79,10 @@ def test_a_long_random_walk_keeps_memory_and_model_in_agreement(page_size, windo
                 walk.flush()
         walk.check()
 
+    print(f"\npages of {page_size}, window {window}: {walk.steps} steps")
     assert min(walk.hits, walk.evicted, walk.exchanged) >= 20, (walk.hits, walk.evicted, walk.exchanged)
+    if page_size > 1:
+        assert all(walk.borders[offset, found] >= 20 for offset in (-1, 0, 1) for found in (False, True)), walk.borders
     assert walk.cut >= 20 or window in (None, 40)
     while walk.readers:
         walk.end(0)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from protos.wire.codec import encode_plan
 from protos.wire.enums import FinishReason, RowFailure
+from protos.wire.limits import MAX_PLAN_BYTES
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanRejection
 from protos.wire.worker_info import WorkerInfo
@@ -41,7 +43,13 @@ NEVER = 1e9
 def small_info(
     *, num_pages: int = 65, page_size: int = 4, window: int = 1, logits_width: int = 97, **changes: object
 ) -> WorkerInfo:
-    limits = {"window": window, "context_tokens": 1024, "max_rows": 64, "max_tokens": 128}
+    limits = {
+        "window": window,
+        "context_tokens": 1024,
+        "max_rows": 64,
+        "max_tokens": 128,
+        "max_plan_bytes": MAX_PLAN_BYTES,
+    }
     limits |= {name: changes.pop(name) for name in list(changes) if name in limits}
     values: dict[str, object] = {
         "sub_pools": (full_sub_pool(num_pages=num_pages, page_size=page_size),),
@@ -120,6 +128,7 @@ class CoreHarness:
 
     def __init__(self, settings: CoreSettings | None = None) -> None:
         self.state = SchedulerState.create(settings or CoreSettings())
+        self.steps = 0
         self.now = 0.0
         self.infos: dict[str, WorkerInfo] = {}
         self.workers: dict[str, Executor] = {}
@@ -136,6 +145,7 @@ class CoreHarness:
         self.reject: Callable[[ForwardPlan], PlanRejection | None] = lambda plan: None
 
     def step(self, *events: Event) -> list[Instruction]:
+        self.steps += 1
         out = step(self.state, events, self.now)
         check_invariants(self.state)
         for instruction in out:
@@ -220,12 +230,14 @@ class CoreHarness:
                 self.ends[instruction.stream] = instruction
             case NeedMask():
                 assert instruction.stream not in self.ends, "a mask wanted after the last word"
-                assert instruction.output_ids.tolist() == self.output(instruction.stream.stream_id)
+                assert instruction.output_ids.tolist() == self.outputs.get(instruction.stream, [])
                 self.masks.append(instruction)
 
     def _record_plan(self, worker: str, plan: ForwardPlan) -> None:
         live = {request.handle for request in self.state.streams.values()}
         handles = set(plan.rows.handles.tolist())
         assert handles <= live or worker not in self.state.workers, "a plan with a request that had ended"
+        limit = self.infos[worker].limits.max_plan_bytes
+        assert limit == MAX_PLAN_BYTES or len(encode_plan(plan)) <= limit, "a plan larger than its worker takes"
         self.plans.append((worker, plan))
         self.pending[worker].append(plan)

@@ -20,9 +20,11 @@ from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.grammar_checker import GrammarChecker
 from tests.support.fake_core import FakeCore
+from tests.support.real_core import RealCore
 from tests.support.tiny_tokenizer import EOS, text_tokenizer
 
 CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
@@ -46,7 +48,7 @@ def tiny_card(eos_id: int, **changes: object) -> ModelCard:
 
 @dataclass
 class Edge:
-    core: FakeCore
+    core: FakeCore | RealCore
     link: CoreLink
     server: EdgeServer
     http: HttpServer
@@ -67,10 +69,12 @@ async def running_edge(
     max_streams: int = 1024,
     grammars: GrammarChecker | None = None,
     http_limits: dict[str, float] | None = None,
+    reader_limits: ReaderLimits = DEFAULT_LIMITS,
+    real_core: RealCore | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
-    core = FakeCore(folder / "core.sock", **core_options)
+    core = real_core or FakeCore(folder / "core.sock", **core_options)
     await core.start()
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
@@ -79,7 +83,9 @@ async def running_edge(
     encoder = PromptEncoder(tokenizer, template=chat, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
-    link = CoreLink(bridge, card, has_chat_template=template is not None, max_streams=max_streams)
+    link = CoreLink(
+        bridge, card, has_chat_template=template is not None, max_streams=max_streams, reader_limits=reader_limits
+    )
     registry = CollectorRegistry()
     parts = EdgeParts(
         link=link,

@@ -14,7 +14,7 @@ def with_graphs(plan: ForwardPlan, worker: TpModelWorker) -> ForwardPlan:
     """`plan` with the bucket of its one forward, or the reason for none."""
     (forward,) = plan.forwards
     graph = choose_bucket(
-        worker.capture_progress.buckets,
+        worker.captures.progress.buckets,
         mode=forward.mode,
         num_rows=plan.rows.num_rows,
         num_tokens=len(plan.tokens.ids),
@@ -33,8 +33,8 @@ def graph_driver(worker: TpModelWorker, **options: int) -> PlanDriver:
 
 
 def capture_all(worker: TpModelWorker, give_way: Callable[[float], None] = lambda _: None) -> None:
-    while worker.next_capture_ms(is_idle=True) is not None:
-        worker.capture_next(give_way, is_idle=True)
+    while worker.captures.next_ms(is_idle=True) is not None:
+        worker.captures.capture_next(give_way, is_idle=True)
 
 
 def replayed(driver: PlanDriver) -> list[GraphChoice]:

@@ -5,6 +5,7 @@ and no heap. After every operation both must agree.
 """
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
 from protos.wire.worker_info import SubPool
@@ -56,6 +57,10 @@ class MemoryWalk:
         self.evicted = 0
         self.exchanged = 0
         self.cut = 0
+        self.steps = 0
+        """Operations that did something."""
+        self.borders: Counter[tuple[int, bool]] = Counter()
+        """Prompts that end at a page border, or one token before or behind: by that, and whether anything was found."""
 
     # --- operations
 
@@ -77,6 +82,10 @@ class MemoryWalk:
         self._use_room(-(-length // self.page_size) - match.pages, keep=path)
         holding = self.memory.reserve(tokens, match, trusts_cache=trusts)
         self.hits += match.pages
+        self.steps += 1
+        offset = (length + 1) % self.page_size - 1
+        if length > 1 and offset in (-1, 0, 1):
+            self.borders[offset, match.pages > 0] += 1
         reader = Reader(name, tokens, holding, kv_len=match.pages * self.page_size, trusts=trusts, path=path)
         self.readers.append(reader)
         assert before[0] - self._page_counts()[0] <= -(-length // self.page_size)
@@ -93,6 +102,7 @@ class MemoryWalk:
         self.memory.grow(reader.holding, end)
         self._write(reader, end)
         reader.kv_len = end
+        self.steps += 1
         self._share(reader)
         self.memory.commit(reader.holding, reader.tokens, end)
 
@@ -101,12 +111,14 @@ class MemoryWalk:
         reader = self._reader(who)
         if reader is not None and len(reader.tokens) < self.pages * self.page_size:
             reader.tokens.append(token % 3)
+            self.steps += 1
 
     def end(self, who: int) -> None:
         """A request gives everything back."""
         reader = self._reader(who)
         if reader is not None:
             self._end(reader)
+            self.steps += 1
 
     def distrust(self, who: int) -> None:
         """A request had bad numbers: what it used or brought in is gone, with all that follows from it."""
@@ -117,12 +129,14 @@ class MemoryWalk:
             self._forget(reader.path[0])
         self.memory.distrust(reader.holding)
         self._end(reader)
+        self.steps += 1
 
     def flush(self) -> None:
         """Forget everything."""
         unused = [prefix for prefix in self.cached if not self._is_used(prefix)]
         freed = self.memory.cache.flush()
         self.cached.clear()
+        self.steps += 1
         for reader in self.readers:
             reader.shares = False
         if self.window is None:

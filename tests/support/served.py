@@ -3,13 +3,16 @@
 import contextlib
 import dataclasses
 import socket
+import urllib.request
 from collections.abc import Iterator
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
-from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
+from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
 
 PORT_FIELDS = (
     "port",
@@ -63,13 +66,27 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(**choices: object) -> Iterator[Served]:
-    """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code."""
-    options = on_free_ports(ServeOptions(**{"numerics": "reproducible", **choices}))  # type: ignore[arg-type]
+def served(
+    *, worker_flags: tuple[str, ...] = (), scheduler_flags: tuple[str, ...] = (), **choices: object
+) -> Iterator[Served]:
+    """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
+
+    Graphs are off unless they are chosen: capturing takes the cores that the tests share.
+
+    Args:
+        worker_flags: more flags of the workers, such as ServeOptions has no choice for.
+        scheduler_flags: more flags of the scheduler.
+        choices: fields of ServeOptions.
+    """
+    defaults = {"numerics": "reproducible", "execution": ServeExecution(graph="off")}
+    options = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
     console = Console(quiet=True)
     group = ProcessGroup()
     try:
-        group.start(service_commands(options, resolve_model(options, console)))
+        commands = service_commands(options, resolve_model(options, console))
+        for command in commands:
+            flags = worker_flags if command.name.startswith("worker") else scheduler_flags
+            group.start([dataclasses.replace(command, arguments=(*command.arguments, *flags))])
         group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
         yield Served(options, group)
         group.check_alive()
@@ -77,3 +94,24 @@ def served(**choices: object) -> Iterator[Served]:
         group.stop()
         raise
     assert group.stop() == 0
+
+
+def scrape(port: int) -> dict[str, list[Sample]]:
+    """The samples of one process's metrics port, by name."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def total(samples: dict[str, list[Sample]], name: str, **labels: str) -> float:
+    """The sum over all samples of a metric with these labels."""
+    assert name in samples, f"{name} is not exported"
+    return sum(
+        sample.value
+        for sample in samples[name]
+        if all(sample.labels.get(label) == value for label, value in labels.items())
+    )

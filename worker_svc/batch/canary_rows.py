@@ -65,9 +65,7 @@ def row_reads(layout: RowLayout, group: PageGroup, *, seeds: Tensor, page_size: 
     places = np.arange(len(indices)) - indptr[rows]
     positions = first_positions[rows] + places * page_size
     needed = np.clip(layout.prefix_lens[rows] - positions, 0, page_size)
-    before = np.where(
-        places > 0, np.roll(indices, 1) * page_size + page_size - 1, np.where(positions > 0, UNLISTED, FIRST)
-    )
+    before = np.where(places > 0, np.roll(indices, 1), np.where(positions > 0, UNLISTED, FIRST))
     read = np.flatnonzero(needed)
     device = seeds.device
 
@@ -79,7 +77,7 @@ def row_reads(layout: RowLayout, group: PageGroup, *, seeds: Tensor, page_size: 
         positions=placed(positions[read]),
         needed=placed(needed[read]),
         heads=seeds[placed(rows[read])],
-        previous_slots=placed(before[read]),
+        previous_pages=placed(before[read]),
     )
     return RowReads(rows=rows[read], pages=pages, last_slots=_last_slots(layout, group, page_size=page_size))
 
@@ -91,6 +89,7 @@ def page_spans(layout: RowLayout, positions: Array, *, page_size: int, device: t
     last = np.append(cuts[1:], len(positions)) - 1
     return PageSpans(
         first_tokens=torch.from_numpy(cuts).to(device),
+        last_tokens=torch.from_numpy(last).to(device),
         begins=torch.from_numpy(offsets[cuts]).to(device),
         ends=torch.from_numpy(offsets[last] + 1).to(device),
     )

@@ -80,6 +80,11 @@ class ForwardBatch:
         return self.logits_rows.shape[0]
 
     @property
+    def runs_model(self) -> bool:
+        """Whether layers run at all."""
+        return traits_of(self.forward_mode).runs_model
+
+    @property
     def real_reqs(self) -> int:
         """Rows that are in the plan."""
         return self.num_reqs if self.padding is None else self.padding.num_reqs

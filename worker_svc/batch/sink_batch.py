@@ -7,12 +7,11 @@ from protos.wire.enums import ForwardMode, GraphRefusal
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import traits_of
 from worker_svc.batch.owned import device_copy, frozen_copy
-from worker_svc.batch.page_group import SINK_SLOT, PageGroup
+from worker_svc.batch.page_group import sink_group
 from worker_svc.batch.row_groups import ExtendGroup
 
 _ONE = frozen_copy(np.ones(1, np.int32))
 _ZERO = frozen_copy(np.zeros(1, np.int32))
-_INDPTR = frozen_copy(np.array([0, 1], np.int32))
 
 
 def sink_batch(mode: ForwardMode, *, num_sub_pools: int, device: torch.device) -> ForwardBatch:
@@ -25,24 +24,10 @@ def sink_batch(mode: ForwardMode, *, num_sub_pools: int, device: torch.device) -
         positions=torch.zeros(1, dtype=torch.int64, device=device),
         seq_lens=device_copy(_ONE, device),
         seq_lens_host=_ONE,
-        page_groups=tuple(_sink_group(sub_pool, device) for sub_pool in range(num_sub_pools)),
+        page_groups=tuple(sink_group(sub_pool, device) for sub_pool in range(num_sub_pools)),
         logits_rows=torch.zeros(0, dtype=torch.int64, device=device),
         last_token_rows=torch.zeros(1, dtype=torch.int64, device=device),
         extend=_one_token(device) if traits_of(mode).has_extend_group else None,
-    )
-
-
-def _sink_group(sub_pool: int, device: torch.device) -> PageGroup:
-    return PageGroup(
-        sub_pool=sub_pool,
-        kv_indptr=device_copy(_INDPTR, device),
-        kv_indices=device_copy(_ZERO, device),
-        kv_last_page_len=device_copy(_ONE, device),
-        out_cache_loc=torch.full((1,), SINK_SLOT, dtype=torch.int64, device=device),
-        kv_indptr_host=_INDPTR,
-        kv_indices_host=_ZERO,
-        kv_last_page_len_host=_ONE,
-        start_positions_host=_ZERO,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 BYTES_PER_SLOT = 4 + 4 + 8
-BYTES_PER_PAGE = 8 + 8
+BYTES_PER_PAGE = 4 * 8
 FIRST, UNLISTED = -1, -2
 
 
@@ -35,8 +35,8 @@ class PageReads:
     """[E] int64: how many of its slots are read, from the first."""
     heads: Tensor
     """[E] int64: the hash it must be chained to, where it is the row's first page."""
-    previous_slots: Tensor
-    """[E] int64: last slot of the row's page before it; FIRST: there is none; UNLISTED: it has left the table."""
+    previous_pages: Tensor
+    """[E] int64: the row's page before it; FIRST: there is none; UNLISTED: it has left the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +45,8 @@ class PageSpans:
 
     first_tokens: Tensor
     """[S] int64: index of the first token of the span."""
+    last_tokens: Tensor
+    """[S] int64: index of the last one."""
     begins: Tensor
     """[S] int64: offset of that token in its page."""
     ends: Tensor
@@ -62,13 +64,17 @@ class CanaryTable:
         self.hashes = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.heads = torch.zeros(num_pages, dtype=torch.int64, device=device)
         self.fills = torch.zeros(num_pages, dtype=torch.int64, device=device)
+        # Of the first and last slot once more, page by page: a read touches nothing else.
+        self.firsts = torch.full((num_pages,), -1, dtype=torch.int64, device=device)
+        self.tails = torch.zeros(num_pages, dtype=torch.int64, device=device)
 
     def first_wrong(self, reads: PageReads) -> Tensor:
         """[E] int64: offset of the first slot of the page that does not hold what it should; page_size: all do."""
-        fills = self.fills[reads.pages]
-        chained_to = torch.where(reads.previous_slots >= 0, self.hashes[reads.previous_slots.clamp(min=0)], reads.heads)
-        is_chained = (self.heads[reads.pages] == chained_to) | (reads.previous_slots == UNLISTED)
-        is_placed = self.positions[reads.pages * self.page_size] == reads.positions
+        pages, previous = reads.pages, reads.previous_pages
+        fills = self.fills.index_select(0, pages)
+        chained_to = torch.where(previous >= 0, self.tails.index_select(0, previous.clamp(min=0)), reads.heads)
+        is_chained = (self.heads.index_select(0, pages) == chained_to) | (previous == UNLISTED)
+        is_placed = self.firsts.index_select(0, pages) == reads.positions
         whole = torch.where(is_chained & is_placed, fills, 0)
         return torch.where(whole >= reads.needed, self.page_size, whole)
 
@@ -92,4 +98,7 @@ class CanaryTable:
         fills = self.fills[pages]
         # A span that begins behind the whole part leaves a gap: the page is whole up to that only.
         self.fills[pages] = torch.where(spans.begins <= fills, spans.ends, fills)
-        self.heads[pages] = torch.where(spans.begins == 0, before[spans.first_tokens], self.heads[pages])
+        begins_page, ends_page = spans.begins == 0, spans.ends == self.page_size
+        self.heads[pages] = torch.where(begins_page, before[spans.first_tokens], self.heads[pages])
+        self.firsts[pages] = torch.where(begins_page, positions[spans.first_tokens], self.firsts[pages])
+        self.tails[pages] = torch.where(ends_page, after[spans.last_tokens], self.tails[pages])

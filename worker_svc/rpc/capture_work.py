@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from worker_svc.executor import CapturingExecutor
+from worker_svc.executor import Captures
 from worker_svc.rpc.device_work import DeviceWork
 
 BUDGET_FACTOR = 10
@@ -14,19 +14,19 @@ UNKNOWN_BUDGET_MS = 60_000
 class CaptureWork:
     """A `SpareWork`. Made when the executor is loaded; all but the construction happens on the device thread."""
 
-    def __init__(self, executor: CapturingExecutor, work: DeviceWork) -> None:
-        self._executor = executor
+    def __init__(self, captures: Captures, work: DeviceWork) -> None:
+        self._captures = captures
         self._work = work
         self._next_ms = math.inf
 
     @property
     def max_wait_s(self) -> float:
         """See `SpareWork.max_wait_s`."""
-        return self._executor.capture_wait_s
+        return self._captures.wait_s
 
     def next_piece_ms(self, *, is_idle: bool) -> float | None:
         """See `SpareWork.next_piece_ms`."""
-        found = self._executor.next_capture_ms(is_idle=is_idle)
+        found = self._captures.next_ms(is_idle=is_idle)
         self._next_ms = math.inf if found is None else found
         return found
 
@@ -40,7 +40,7 @@ class CaptureWork:
 
         self._work.capture_piece_begins(budget_ms=budget_ms(self._next_ms))
         try:
-            self._executor.capture_next(between, is_idle=is_idle)
+            self._captures.capture_next(between, is_idle=is_idle)
         finally:
             self._work.capture_piece_ended()
 

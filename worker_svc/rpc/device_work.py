@@ -125,8 +125,8 @@ class DeviceWork:
 
     def captures(self) -> CaptureProgress:
         """How far the executor's captures are. Any thread."""
-        if isinstance(self._executor, CapturingExecutor):
-            return self._executor.capture_progress
+        if isinstance(self._executor, CapturingExecutor) and self._executor.captures is not None:
+            return self._executor.captures.progress
         return CaptureProgress(buckets=self._executor.worker_info().buckets)
 
     def capture_piece_begins(self, *, budget_ms: int) -> None:

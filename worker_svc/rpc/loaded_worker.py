@@ -53,8 +53,8 @@ async def load(device: DeviceThread, build: Callable[[], Executor], metrics: Wor
 def _build(build: Callable[[], Executor], device: DeviceThread) -> tuple[WorkerInfo, DeviceWork]:
     executor = build()
     work = DeviceWork(executor, time.monotonic_ns)
-    if isinstance(executor, CapturingExecutor):
-        device.set_spare(CaptureWork(executor, work))
+    if isinstance(executor, CapturingExecutor) and executor.captures is not None:
+        device.set_spare(CaptureWork(executor.captures, work))
     return executor.worker_info(), work
 
 

@@ -15,11 +15,11 @@ from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
-from worker_svc.runners.base import ForwardRunner
+from worker_svc.runners.execution_paths import ExecutionPaths, one_path
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.graph_captures import GraphCaptures
-from worker_svc.runners.model_stack import ModelStack, StackSettings
+from worker_svc.runners.model_stack import ModelStack
 from worker_svc.runners.native_stack import NativeStack
+from worker_svc.runners.stack_settings import StackSettings
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,7 @@ class _Stack(Protocol):
 class DeviceSide:
     """The parts that a worker is made of, from either stack."""
 
-    runner: ForwardRunner
-    """The one that takes every batch."""
-    captures: GraphCaptures | None = None
-    """With the runners that replay graphs; None: there are none."""
+    paths: ExecutionPaths
     translator: IndexTranslator
     canary: KVCanary | None
     geometries: tuple[KVGeometry, ...]
@@ -97,12 +94,12 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         _build(stack, folder)
         undone.pop_all()
     return DeviceSide(
-        runner=stack.runner,
+        paths=one_path(stack.runner),
         translator=stack.translator,
         canary=stack.canary,
         geometries=stack.geometries,
-        config=stack.config,
-        kernels=stack.description,
+        config=stack.weights.config,
+        kernels=stack.weights.model.describe(),
     )
 
 
@@ -114,8 +111,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device, threads=threads))
     _build(stack, folder)
     return DeviceSide(
-        runner=stack.runner,
-        captures=stack.captures,
+        paths=stack.paths,
         translator=stack.translator,
         canary=stack.canary,
         geometries=tuple(pool.geometry for pool in stack.pools),

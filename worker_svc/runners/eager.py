@@ -1,9 +1,12 @@
 """Runs a forward operator by operator. Takes every batch; the path that every other one must equal."""
 
+from typing import Any
+
 from protos.wire.enums import GraphRefusal
+from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.forward_context import ForwardContext
-from worker_svc.model_runner import ModelRunner, RunnerOutput
+from worker_svc.model_runner import LanguageModel, ModelRunner, RunnerOutput
 
 
 class EagerRunner:
@@ -12,8 +15,8 @@ class EagerRunner:
     replays_graphs = False
 
     def __init__(self, model_runner: ModelRunner, context: ForwardContext) -> None:
-        self._model_runner = model_runner
-        self._context = context
+        self.model_runner = model_runner
+        self.context = context
 
     def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
         """Never."""
@@ -25,4 +28,9 @@ class EagerRunner:
 
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run `batch`."""
-        return self._model_runner.forward(batch, self._context)
+        return self.model_runner.forward(batch, self.context)
+
+
+def eager_runner(model: LanguageModel, *attention: AttentionBackend[Any]) -> EagerRunner:
+    """The runner of `model` over the bound back-end of each sub-pool."""
+    return EagerRunner(ModelRunner(model), ForwardContext(*attention))

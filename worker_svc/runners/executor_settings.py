@@ -1,6 +1,8 @@
 """How plans are executed: what the composition root hands to the device side, as plain values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from worker_svc.runners.graph_settings import GraphSettings
 
@@ -40,3 +42,9 @@ class ExecutorSettings:
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores."""
     graphs: GraphSettings = field(default_factory=GraphSettings)
+
+
+def executor_settings(values: Mapping[str, Any], graphs: Mapping[str, Any]) -> ExecutorSettings:
+    """From the values of two groups of a configuration."""
+    lists = {name: tuple(value) for name, value in graphs.items() if isinstance(value, list)}
+    return ExecutorSettings(**values, graphs=GraphSettings(**{**graphs, **lists}))

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from protos.wire.enums import ForwardMode, GraphPhase
+from protos.wire.buckets import PHASES, real_units
+from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
 from protos.wire.errors import EngineError
 from protos.wire.worker_info import Buckets
+from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.sink_batch import sink_batch
 from worker_svc.device.device_graph import CaptureError, GraphDevice
 from worker_svc.executor import CaptureProgress, CaptureTotals, GiveWay
@@ -49,8 +51,10 @@ class CaptureParts:
     kept: KeptTensors
     num_sub_pools: int
     torch_device: torch.device
+    is_divisible: bool = True
+    """Other forwards may run inside a capture. Not where attention holds one plan of a step at a time."""
     wait_s: float = 0.0
-    """See `CapturingExecutor.capture_wait_s`."""
+    """See `Captures.wait_s`."""
     remember: Remember = forget
 
 
@@ -91,6 +95,17 @@ class GraphCaptures:
         self._totals = {runner.shapes.phase: CaptureTotals() for runner in self.runners}
         self.progress = self._progress()
 
+    @property
+    def wait_s(self) -> float:
+        """See `Captures.wait_s`."""
+        return self.parts.wait_s
+
+    def missed(self, batch: ForwardBatch, reason: GraphRefusal) -> None:
+        """A batch runs eagerly. If that is because its bucket is not captured yet, it is wanted."""
+        phase = PHASES.get(batch.forward_mode)
+        if reason is GraphRefusal.NOT_CAPTURED_YET and phase is not None:
+            self.note_miss(phase, real_units(phase, num_rows=batch.num_reqs, num_tokens=batch.num_tokens))
+
     def note_miss(self, phase: GraphPhase, units: int) -> None:
         """A forward of this many rows or tokens ran eagerly because its bucket was not captured yet."""
         for runner in self.runners:
@@ -115,12 +130,12 @@ class GraphCaptures:
         return most_missed if self._misses[most_missed] else largest
 
     def next_ms(self, *, is_idle: bool) -> float | None:
-        """See `CapturingExecutor.next_capture_ms`."""
+        """See `Captures.next_ms`."""
         chosen = self.next_bucket(is_idle=is_idle)
         return None if chosen is None else _predicted_ms(self._times[chosen[0]].first, chosen[1])
 
     def capture_next(self, give_way: GiveWay = at_once, *, is_idle: bool) -> None:
-        """See `CapturingExecutor.capture_next`."""
+        """See `Captures.capture_next`."""
         chosen = self.next_bucket(is_idle=is_idle)
         if chosen is not None:
             self.capture(*chosen, give_way=give_way)
@@ -134,6 +149,8 @@ class GraphCaptures:
         before, attempt = self._bytes(), _Attempt((phase, bucket), self._clock_ns())
 
         def pause() -> None:
+            if not self.parts.is_divisible:
+                return
             self._piece_ended(attempt)
             give_way(_predicted_ms(self._later(attempt), bucket))
             attempt.began_ns = self._clock_ns()

@@ -1,12 +1,12 @@
 """Settings and free memory -> the sizes of a device side's KV sub-pools, for either stack, and a line in the log."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
-from protos.wire.enums import GraphPhase
-from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
+import torch
+
+from worker_svc.device.memory import free_bytes
 from worker_svc.kv.canary_table import canary_bytes
 from worker_svc.kv.sizing import CapacityRequest, FreeMemory, SubPoolNeed, plan_capacity, useful_pages
 from worker_svc.kv.token_to_kv_pool import KVGeometry
@@ -16,70 +16,52 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FRACTIONS = {"cuda": 0.9}
 """Of devices that nobody shares. Elsewhere the pools take a quarter of what the weights leave."""
-_NOT_OF_MEMORY = ("capture_wait_s", "graph_memory_file")
 PLANS_IN_FLIGHT = 2
 """Whose chunks a row may hold beyond its window."""
 
 
-def sized(
-    sizeless: Sequence[KVGeometry],
-    *,
-    settings: ExecutorSettings,
-    memory: FreeMemory,
-    context_tokens: int,
-    graph_bytes: int = 0,
-    windows: Sequence[int] = (0,),
-) -> tuple[KVGeometry, ...]:
-    """The sub-pools with their numbers of pages.
+class PoolSizes:
+    """Sizes the sub-pools of one worker. Made before its weights are loaded, asked once they are there."""
 
-    Args:
-        sizeless: geometries without one; the full sub-pool first.
-        settings: what was asked for.
-        memory: of this rank, the only one of the worker.
-        context_tokens: the longest sequence.
-        graph_bytes: what captured graphs will take.
-        windows: of each sub-pool, in tokens; 0 = full.
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._settings = settings
+        self._device = torch.device(settings.device)
+        self._free_before = free_bytes(self._device)
 
-    Raises:
-        InvalidRequest: the setting cannot be had; says what works.
-    """
-    request = CapacityRequest(
-        kv_bytes=settings.kv_bytes,
-        num_pages=settings.num_pages,
-        memory_fraction=_fraction(settings),
-        ranks=(memory,),
-        graph_bytes=graph_bytes,
-        sub_pools=tuple(
-            _need(geometry, settings, most_tokens=_most_tokens(window, settings, context_tokens))
-            for geometry, window in zip(sizeless, windows, strict=True)
-        ),
-    )
-    pages = plan_capacity(request)
-    extra = {"pages": list(pages), "free_before_bytes": memory.before_load, "free_after_bytes": memory.after_load}
-    logger.info("kv pools", extra={**extra, "graph_bytes": graph_bytes})
-    return tuple(replace(geometry, num_pages=count) for geometry, count in zip(sizeless, pages, strict=True))
+    def sized(
+        self,
+        sizeless: Sequence[KVGeometry],
+        *,
+        context_tokens: int,
+        graph_bytes: int = 0,
+    ) -> tuple[KVGeometry, ...]:
+        """The sub-pools with their numbers of pages, from what is free now.
 
+        Args:
+            sizeless: geometries without one; the full sub-pool first.
+            context_tokens: the longest sequence.
+            graph_bytes: what captured graphs will take.
 
-def known_graph_bytes(settings: ExecutorSettings, **facts: object) -> int:
-    """What graphs took at the last start of a worker like this one; 0 without a measurement."""
-    file = settings.graphs.graph_memory_file
-    if file is None or settings.graphs.graph == "off":
-        return 0
-    return sum(GraphMemoryStore(Path(file)).read(fingerprint_of(settings, **facts)).values())
-
-
-def remember_graph_bytes(settings: ExecutorSettings, measured: Mapping[GraphPhase, int], **facts: object) -> None:
-    """Keep what graphs took, for the next start of a worker like this one."""
-    file = settings.graphs.graph_memory_file
-    if file is not None:
-        GraphMemoryStore(Path(file)).write(fingerprint_of(settings, **facts), measured)
-
-
-def fingerprint_of(settings: ExecutorSettings, **facts: object) -> str:
-    """Of everything that the memory of this worker's graphs depends on; `facts` name the model."""
-    kept = ("numerics", "dtype", "device", "kernels", "page_size", "max_rows", "max_tokens")
-    graphs = {name: value for name, value in asdict(settings.graphs).items() if name not in _NOT_OF_MEMORY}
-    return graph_fingerprint(**{name: getattr(settings, name) for name in kept}, **graphs, **facts)
+        Raises:
+            InvalidRequest: the setting cannot be had; says what works.
+        """
+        settings = self._settings
+        memory = FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device))
+        request = CapacityRequest(
+            kv_bytes=settings.kv_bytes,
+            num_pages=settings.num_pages,
+            memory_fraction=_fraction(settings),
+            ranks=(memory,),
+            graph_bytes=graph_bytes,
+            sub_pools=tuple(
+                _need(geometry, settings, most_tokens=_most_tokens(geometry.window_tokens, settings, context_tokens))
+                for geometry in sizeless
+            ),
+        )
+        pages = plan_capacity(request)
+        extra = {"pages": list(pages), "free_before_bytes": memory.before_load, "free_after_bytes": memory.after_load}
+        logger.info("kv pools", extra={**extra, "graph_bytes": graph_bytes})
+        return tuple(replace(geometry, num_pages=count) for geometry, count in zip(sizeless, pages, strict=True))
 
 
 def _fraction(settings: ExecutorSettings) -> float | None:

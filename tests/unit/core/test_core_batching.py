@@ -2,9 +2,9 @@ import pytest
 
 from protos.wire.enums import Feature, ForwardMode, RowFailure
 from protos.wire.errors import UnsupportedFeature
+from scheduler_svc.core.attachment import check_worker
 from scheduler_svc.core.batching import chunk_end
 from scheduler_svc.core.settings import CoreSettings
-from scheduler_svc.core.worker_state import check_worker
 from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
 from tests.support.plans import CORE_FEATURES, full_sub_pool
 

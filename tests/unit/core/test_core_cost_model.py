@@ -1,10 +1,14 @@
+import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from protos.wire.result import PlanTimings
 from scheduler_svc.core.budget import budget_rule
 from scheduler_svc.core.cost_model import CostModel, PlanShape
+from scheduler_svc.core.events import PlanTimed, ResultReceived
+from scheduler_svc.core.plan_deadline import plan_budget_ms
 from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import CoreHarness, make_spec, small_info
@@ -141,3 +145,74 @@ def test_a_request_that_would_be_late_anyway_is_refused_with_a_hint():
     assert error.retry_after_ms > 1000
     assert harness.end(51) is None
     assert harness.state.waiting.tokens == waiting + 5
+
+
+def test_the_deadline_of_a_plan_is_generous_and_fixed_until_measured():
+    model = trained()
+    shape = PlanShape(100, 1000)
+
+    assert plan_budget_ms(CostModel(), shape, device="cuda:0", unmeasured_ms=30_000) == 30_000
+    slowest_ms = 1e3 * model.slowest_s
+    assert slowest_ms == pytest.approx(1e3 * true_s(PlanShape(300, 20_000)), rel=0.1)
+    assert plan_budget_ms(model, shape, device="cuda:0", unmeasured_ms=30_000) == math.ceil(3 * slowest_ms + 2000)
+    assert plan_budget_ms(model, shape, device="cpu", unmeasured_ms=30_000) == math.ceil(3 * slowest_ms + 20_000)
+    large = PlanShape(590, 20_000)
+    assert plan_budget_ms(model, large, device="cuda:0", unmeasured_ms=30_000) == pytest.approx(
+        3e3 * true_s(large) + 2000, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("shape", [PlanShape(601, 1000), PlanShape(16, 40_001)])
+def test_a_plan_far_larger_than_those_measured_gets_the_fixed_deadline(shape):
+    assert plan_budget_ms(trained(most_tokens=300), shape, device="cuda:0", unmeasured_ms=1234) == 1234
+
+
+def test_a_slow_plan_of_late_counts_for_a_while():
+    model = CostModel()
+    model.observe(PlanShape(16, 100), 8.0)
+    times = []
+    for _ in range(1400):
+        model.observe(PlanShape(16, 100), 0.01)
+        times.append(plan_budget_ms(model, PlanShape(16, 100), device="cuda:0", unmeasured_ms=30_000) / 1e3)
+
+    assert times[20] == pytest.approx(3 * 8 + 2, rel=0.03)
+    assert times[-1] == pytest.approx(3 * 2 + 2, rel=0.05)
+
+
+class Device:
+    """A worker whose plans take exactly what `true_s` says."""
+
+    def __init__(self, harness: CoreHarness) -> None:
+        self.harness = harness
+        self.timed: list[PlanTimed] = []
+
+    def run(self) -> None:
+        while self.harness.pending["w0"]:
+            plan = self.harness.pending["w0"][0]
+            result = self.harness.execute()
+            seconds = true_s(PlanShape(len(plan.tokens.ids), int(plan.rows.seq_lens.sum())))
+            timed = replace(result, timings=PlanTimings(forward_ns=int(seconds * 1e9)))
+            out = self.harness.step(ResultReceived("w0", timed))
+            self.timed += [said for said in out if isinstance(said, PlanTimed)]
+
+
+def test_plans_of_a_core_carry_the_deadline_of_their_own_shape_and_are_compared_with_what_they_took():
+    harness = CoreHarness(CoreSettings(plan_budget_ms=9999))
+    harness.attach(info=small_info(num_pages=800, max_tokens=512, device="cuda:0"))
+    device = Device(harness)
+    harness.submit(make_spec(1, prompt=100, max_tokens=30))
+    device.run()
+    harness.submit(make_spec(2, prompt=90, max_tokens=30), make_spec(3, prompt=180, max_tokens=30))
+    device.run()
+
+    budgets = [plan.identity.budget_ms for _, plan in harness.plans]
+    sizes = [len(plan.tokens.ids) for _, plan in harness.plans]
+    assert budgets[:16] == [9999] * 16
+    assert budgets[17] == math.ceil(3e3 * 0.999**16 * true_s(PlanShape(100, 100)) + 2000)
+    second = next(index for index, size in enumerate(sizes) if index and size > 2)
+    assert sizes[second] > 200
+    assert budgets[second] == 9999, "far more tokens than in any plan before"
+    assert len(budgets) - 17 >= len(device.timed) >= 40
+    assert all(said.worker == "w0" for said in device.timed)
+    for said in device.timed[-10:]:
+        assert said.predicted_s == pytest.approx(said.measured_s, rel=0.03)

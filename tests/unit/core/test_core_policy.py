@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from protos.wire.enums import FinishReason
-from scheduler_svc.core.events import ReaderPaused, ReaderResumed
+from scheduler_svc.core.events import ReaderPaused, ReaderResumed, StreamKey
 from scheduler_svc.core.fair_share import FairShares
 from scheduler_svc.core.policy import ByPriority, FirstComeFirstServed, LongestPrefixMatch, QueueView, make_policy
 from scheduler_svc.core.request import Request, RequestStatus, new_request
@@ -122,6 +122,32 @@ def test_a_domain_does_not_save_up_while_it_asks_for_nothing():
     assert merged.index(1) < merged.index(5)
 
 
+def test_a_domain_keeps_its_count_when_nothing_of_it_waits_for_an_instant():
+    """Else one that asks one by one would always go first."""
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1))
+    harness.submit(*[make_spec(stream, isolation_domain=b"many") for stream in range(1, 9)])
+    for stream in range(11, 31):
+        harness.submit(make_spec(stream, isolation_domain=b"one by one"))
+        while StreamKey(0, stream) not in harness.ends and harness.end(8) is None:
+            harness.deliver()
+
+    places = first_plans(harness)
+    assert places[:12] == [1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14]
+
+
+def test_counts_of_domains_that_left_are_forgotten_when_they_matter_no_more():
+    shares = FairShares()
+    for name in range(5000):
+        shares.enter(b"%d" % name)
+        shares.charge(b"%d" % name, 10 + name)
+        shares.leave(b"%d" % name)
+    assert len(shares._left) <= 4096
+    shares.enter(b"4999")
+    shares.enter(b"new")
+    assert shares._given == {b"4999": 5009.0, b"new": 0.0}
+
+
 def pause_all(harness: CoreHarness, *stream_ids: int) -> None:
     harness.step(*[ReaderPaused(make_spec(stream).stream) for stream in stream_ids])
 
@@ -219,3 +245,67 @@ def test_a_paused_request_can_be_cancelled(reason):
     harness.run()
 
     harness.assert_balanced()
+
+
+def test_a_domain_does_not_save_up_while_its_reader_has_fallen_behind():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1))
+    slow = [make_spec(stream, isolation_domain=b"slow") for stream in range(1, 7)]
+    busy = [make_spec(stream, isolation_domain=b"busy") for stream in range(11, 21)]
+    harness.submit(busy[0], *slow, *busy[1:5])
+    pause_all(harness, *range(1, 7))
+    while harness.end(14) is None:
+        harness.deliver()
+    harness.submit(*busy[5:])
+    resume_all(harness, *range(1, 7))
+    harness.run()
+
+    ends = [stream.stream_id for stream in harness.ends]
+    assert [stream >= 11 for stream in ends[-10:]].count(True) == 5
+    assert {stream >= 11 for stream in ends[5:9]} == {True, False}
+
+
+@pytest.mark.parametrize("policy", list(PolicyKind))
+def test_a_request_that_was_paused_while_it_waited_is_behind_those_who_came_before_it_goes_on(policy):
+    harness = make_harness(schedule_policy=policy)
+    harness.attach(info=small_info(max_rows=1))
+    harness.submit(*[make_spec(stream, prompt=[stream]) for stream in (1, 2)])
+    harness.now = 4.0
+    harness.submit(make_spec(3, prompt=[3]))
+    harness.now = 5.0
+    pause_all(harness, 2)
+    harness.now = 20.0
+    resume_all(harness, 2)
+    harness.run()
+
+    assert first_plans(harness) == [1, 3, 2]
+
+
+def test_time_in_which_only_paused_requests_wait_says_nothing_of_the_queue():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=4))
+    harness.lose()
+    harness.submit(make_spec(1, prompt=200))
+    pause_all(harness, 1)
+    harness.attach("w0")
+    for stream in range(2, 12):
+        harness.now += 1.0
+        harness.submit(make_spec(stream, max_tokens=1))
+        harness.deliver()
+
+    assert harness.state.queue_rate.wait_s(10) is None
+
+
+def test_paused_requests_are_not_ahead_of_one_that_comes():
+    harness = make_harness()
+    harness.attach(info=small_info(max_rows=1))
+    harness.submit(*[make_spec(stream, max_tokens=10) for stream in range(1, 9)], make_spec(20, prompt=200))
+    pause_all(harness, 20)
+    for _ in range(35):
+        harness.now += 0.1
+        harness.deliver()
+    seconds = harness.state.queue_rate.wait_s(harness.state.waiting.asking_tokens)
+    assert 0 < 3 * seconds < harness.state.queue_rate.wait_s(harness.state.waiting.tokens)
+
+    harness.submit(make_spec(30, deadline_s=harness.now + 2 * seconds))
+    assert harness.end(30) is None

@@ -30,6 +30,15 @@ def test_the_oldest_is_never_the_victim():
     assert choose_victim([oldest]) is None
 
 
+def test_a_paused_request_is_the_victim_before_others_and_protected_by_no_age():
+    paused, oldest, young = make_request(1, outputs=90), make_request(2), make_request(3)
+    paused.standing.is_paused = True
+
+    assert choose_victim([paused, oldest, young]) is paused
+    assert choose_victim([paused, oldest]) is paused
+    assert choose_victim([paused]) is None
+
+
 @pytest.mark.parametrize(
     ("ratio", "outputs", "target"),
     [(0.5, 0, 5 + 50), (0.0, 0, 6), (1.0, 0, 104), (0.5, 99, 104), (0.5, 98, 104), (0.1, 90, 96)],

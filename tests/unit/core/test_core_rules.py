@@ -3,8 +3,7 @@ import pytest
 
 from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import InvalidRequest
-from scheduler_svc.core import rule_budget
-from scheduler_svc.core.events import Grammar, MaskReady, RequestFinished, RequestRefused, Sampling, StreamKey
+from scheduler_svc.core.events import Grammar, MaskReady, RequestFinished, Sampling, StreamKey
 from tests.support.core_harness import CoreHarness, make_spec, mask_answer, oracle, small_info
 
 GRAMMAR = Grammar("regex", "abc")
@@ -161,28 +160,3 @@ def test_cancelling_while_a_mask_is_made_ends_the_request():
     assert harness.end(1).reason is FinishReason.ABORT
     harness.answer_mask()
     harness.assert_balanced()
-
-
-def test_rows_whose_rules_do_not_fit_one_plan_take_turns(monkeypatch):
-    monkeypatch.setattr(rule_budget, "MAX_RULE_BYTES", 8 * 4 * 2)
-    harness = make_harness()
-    for index in range(1, 6):
-        ids = tuple(range(index, index + 8))
-        harness.submit(make_spec(index, sampling=Sampling(banned_ids=ids), max_tokens=6))
-    harness.submit(make_spec(6, max_tokens=6))
-    harness.run()
-    check(harness, *range(1, 7))
-    assert max(len(plan.masks.masks) for _, plan in harness.plans if plan.masks) == 2
-    ends = [index for index, (_, plan) in enumerate(harness.plans) for handle in plan.rows.handles if handle <= 5]
-    assert ends[-1] >= 14
-    rows_of = [[index for index, (_, p) in enumerate(harness.plans) if h in p.rows.handles] for h in range(1, 6)]
-    assert max(rows[3] for rows in rows_of) <= min(rows[-1] for rows in rows_of)
-
-
-def test_a_single_row_beyond_the_budget_is_still_planned(monkeypatch):
-    monkeypatch.setattr(rule_budget, "MAX_RULE_BYTES", 1)
-    harness = make_harness()
-    harness.submit(*[make_spec(index, sampling=Sampling(banned_ids=(index,))) for index in (1, 2)])
-    harness.run()
-    check(harness, 1, 2)
-    assert not any(isinstance(end, RequestRefused) for end in harness.ends.values())

@@ -5,8 +5,8 @@ import pytest
 from protos.wire.enums import GraphPhase
 from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
 from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.graph_memory_need import fingerprint_of, known_graph_bytes
 from worker_svc.runners.graph_settings import GraphSettings
-from worker_svc.runners.pool_sizes import fingerprint_of, known_graph_bytes
 
 MEASURED = {GraphPhase.DECODE: 1000, GraphPhase.PREFILL: 234}
 

@@ -1,6 +1,6 @@
 """Every field of a caller's request, found in the schema, at its borders: good, or refused by its own name."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from protos.forwardplane.v1 import generate_pb2 as pb
 from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.wire.errors import CallerError
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
-from scheduler_svc.edge.validate_request import validate_generate
+from scheduler_svc.edge.validate_request import validate_detokenize, validate_generate, validate_tokenize
 from tests.support.edge_harness import tiny_card
 
 WIDTH = 300
@@ -104,13 +104,17 @@ def request_with(path: str) -> tuple[pb.GenerateRequest, Message, str]:
     return request, holder, name
 
 
-def problem(request: pb.GenerateRequest) -> CallerError | None:
+def refusal(check: Callable[..., None], request: Message) -> CallerError | None:
     """What is wrong with it; anything but an error of the taxonomy escapes."""
     try:
-        validate_generate(request, facts())
+        check(request, facts())
     except CallerError as error:
         return error
     return None
+
+
+def problem(request: pb.GenerateRequest) -> CallerError | None:
+    return refusal(validate_generate, request)
 
 
 def test_the_schema_has_what_this_test_knows_of() -> None:
@@ -182,3 +186,74 @@ def test_a_bias_has_known_ids_and_bounded_values(token_id: int, value: float, *,
     assert (error is None) == (is_good and fits)
     if error is not None:
         assert error.field == f"sampling.logit_bias[{token_id}]"
+
+
+CALLS = {
+    "Tokenize": (pb.TokenizeRequest, validate_tokenize, pb.TokenizeRequest(text="a")),
+    "Detokenize": (pb.DetokenizeRequest, validate_detokenize, pb.DetokenizeRequest()),
+}
+"""Other calls with a request of their own: its class, its check, and a good one."""
+LISTED = {"chat.messages": 256, "token_ids": 1 << 20}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_fields_of_other_calls_are_good_or_refused_by_their_names(call: str) -> None:
+    kind, check, good = CALLS[call]
+    check(good, facts())
+    for path, field in leaves(kind.DESCRIPTOR):
+        if field.is_repeated:
+            assert path in LISTED, path
+            continue
+        for value in KINDS[field.cpp_type]:
+            error = refusal(check, kind(**{path: value}))
+            assert error is None or error.field == path
+
+
+@pytest.mark.parametrize(("token_id", "is_good"), [(0, True), (WIDTH - 1, True), (WIDTH, False), (-1, False)])
+def test_an_id_to_be_made_text_is_below_the_width_of_the_logits(token_id: int, *, is_good: bool) -> None:
+    error = refusal(validate_detokenize, pb.DetokenizeRequest(token_ids=[5, token_id]))
+    assert (error and error.field) == (None if is_good else "token_ids[1]")
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_lists_of_other_calls_are_good_at_their_cap_and_refused_beyond(beyond: int) -> None:
+    turns = [pb.ChatMessage(role="user", content="a")] * (LISTED["chat.messages"] + beyond)
+    for request, check, path in (
+        (pb.TokenizeRequest(chat=pb.ChatPrompt(messages=turns)), validate_tokenize, "chat.messages"),
+        (pb.DetokenizeRequest(token_ids=[1] * (LISTED["token_ids"] + beyond)), validate_detokenize, "token_ids"),
+    ):
+        error = refusal(check, request)
+        assert (error and error.field) == (path if beyond else None)
+
+
+GRAMMARS = {"json_schema": "{}", "regex": "a", "ebnf": 'start: "a"', "choice": pb.ChoiceList(texts=["a"])}
+CONFLICTS = [
+    (pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[1])), {"stop_strings": ["x"]}, "stop.stop_strings"),
+    (pb.GenerateRequest(text="a"), {"min_tokens": 3, "max_tokens": 2}, "stop.min_tokens"),
+    *(
+        (pb.GenerateRequest(text="a", **{kind: value}), {"ignore_eos": True}, "stop.ignore_eos")
+        for kind, value in GRAMMARS.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "stop", "field"), CONFLICTS, ids=range(len(CONFLICTS)))
+def test_options_that_conflict_are_refused_by_the_name_of_one(
+    request_: pb.GenerateRequest, stop: dict[str, Any], field: str
+) -> None:
+    assert problem(request_) is None
+    both = pb.GenerateRequest()
+    both.CopyFrom(request_)
+    for name, value in stop.items():
+        if isinstance(value, list):
+            getattr(both.stop, name).extend(value)
+        else:
+            setattr(both.stop, name, value)
+    error = problem(both)
+    assert error is not None
+    assert (error.field, error.status) == (field, "INVALID_ARGUMENT")
+
+
+def test_every_kind_of_grammar_is_known_here_and_the_wire_carries_one() -> None:
+    (oneof,) = [one for one in pb.GenerateRequest.DESCRIPTOR.oneofs if one.name == "grammar"]
+    assert {field.name for field in oneof.fields} == set(GRAMMARS)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from protos.wire.enums import Feature, GraphPhase
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
@@ -13,11 +12,11 @@ from tests.support.graph_driver import capture_all, graph_driver, replayed
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import tiny_folder
 from worker_svc.build import build_tp_model_worker
-from worker_svc.device import memory
 from worker_svc.device.device_graph import CaptureError
-from worker_svc.runners import graph_parts, model_stack
+from worker_svc.runners import stack_graphs
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.graph_settings import GraphSettings
+from worker_svc.runners.graph_tools import backend_name
 
 SETTINGS = {"numerics": "reproducible", "num_pages": 60, "max_rows": 16, "max_tokens": 64, "threads": 1}
 GRAPHS = GraphSettings(graph="all", decode_buckets=(1, 4), prefill_buckets=(16, 32))
@@ -39,14 +38,14 @@ def requests(seed=0, count=5):
 
 
 def sizes(worker):
-    return {entry.phase: entry.sizes for entry in worker.capture_progress.buckets}
+    return {entry.phase: entry.sizes for entry in worker.captures.progress.buckets}
 
 
 def test_nothing_is_captured_unless_it_is_asked_for(folder):
     worker = built(folder, GraphSettings())
     assert worker.worker_info().buckets == ()
     assert Feature.GRAPHS not in worker.worker_info().features
-    assert worker.next_capture_ms(is_idle=True) is None
+    assert worker.captures is None
 
 
 @pytest.mark.parametrize("phase", [GraphPhase.DECODE, GraphPhase.PREFILL])
@@ -84,7 +83,7 @@ def test_settings_that_cannot_work_are_refused_with_what_would(folder, changes, 
 
 
 def test_sizes_without_memory_are_refused_with_the_largest_that_fit(folder, monkeypatch):
-    monkeypatch.setattr(stack_graphs, "GraphLimits", lambda **given: GraphLimits(**(given | {"free_bytes": 40_000})))
+    monkeypatch.setattr(stack_graphs, "free_bytes", lambda device: 40_000)
     with pytest.raises(InvalidRequest, match=r"decode_buckets: a graph of 16 .* what would fit is 1,2$") as caught:
         built(folder, replace(GRAPHS, decode_buckets=(1, 2, 16)))
     assert caught.value.field == "decode_buckets"
@@ -98,10 +97,9 @@ def test_compiled_without_a_compiler_is_refused_by_name(folder, monkeypatch):
 
 
 def test_a_gpu_has_no_full_graphs_and_says_so(caplog):
-    name = graph_parts._backend_name(GRAPHS, GraphPhase.DECODE, torch.device("cuda"))
-    assert name == "breakable"
+    assert backend_name(GRAPHS, GraphPhase.DECODE, is_cpu=False) == "breakable"
     assert "full graphs cannot be had" in caplog.text
-    assert graph_parts._backend_name(GRAPHS, GraphPhase.DECODE, torch.device("cpu")) == "full"
+    assert backend_name(GRAPHS, GraphPhase.DECODE, is_cpu=True) == "full"
 
 
 @pytest.mark.parametrize("is_debugged", [False, True])
@@ -123,7 +121,7 @@ def test_replayed_plans_give_the_eager_tokens(folder, is_debugged):
 def test_debug_mode_runs_the_whole_forward_eagerly_in_one_break(folder):
     worker = built(folder, replace(GRAPHS, debug_graph=True))
     capture_all(worker)
-    for runner in worker._captures.runners:
+    for runner in worker.captures.runners:
         for key in runner._backend._captured:
             assert runner._backend.num_pieces(key) == 3
 
@@ -179,7 +177,7 @@ def test_a_row_that_the_canary_refuses_writes_nothing_under_a_replay(folder):
 
 def test_a_bucket_that_cannot_be_captured_is_dead_and_the_others_live(folder, monkeypatch, caplog):
     worker = built(folder)
-    decode = next(runner for runner in worker._captures.runners if runner.shapes.phase is GraphPhase.DECODE)
+    decode = next(runner for runner in worker.captures.runners if runner.shapes.phase is GraphPhase.DECODE)
     capture = decode.capture
 
     def fails_at_one(bucket, **options):
@@ -189,9 +187,9 @@ def test_a_bucket_that_cannot_be_captured_is_dead_and_the_others_live(folder, mo
 
     monkeypatch.setattr(decode, "capture", fails_at_one)
     capture_all(worker)
-    entry = next(entry for entry in worker.capture_progress.buckets if entry.phase is GraphPhase.DECODE)
+    entry = next(entry for entry in worker.captures.progress.buckets if entry.phase is GraphPhase.DECODE)
     assert (entry.live, entry.dead) == ((4,), (1,))
-    assert worker.capture_progress.totals[GraphPhase.DECODE].failed == 1
+    assert worker.captures.progress.totals[GraphPhase.DECODE].failed == 1
     assert "could not be captured" in caplog.text
     driver = graph_driver(worker)
     assert driver.run(*requests(count=1)) == PlanDriver(worker).run(*requests(count=1))
@@ -210,7 +208,7 @@ def test_the_second_start_sets_aside_what_the_first_measured(folder, tmp_path, c
     worker = built(folder, graphs, **plain)
     estimated = planned()
     capture_all(worker)
-    measured = sum(entry.graph_bytes for entry in worker.capture_progress.totals.values())
+    measured = sum(entry.graph_bytes for entry in worker.captures.progress.totals.values())
     assert 0 < measured != estimated > 0
     assert "graphs captured" in caplog.text
     caplog.clear()

@@ -1,6 +1,7 @@
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from protos.wire.enums import FinishReason, WorkerState
 from protos.wire.errors import StaleEpoch, UnavailableError
+from protos.wire.result import PlanTimings
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.core.events import (
     CacheFlushRequested,
@@ -41,11 +43,12 @@ class Link:
         self.executor = FakeWorker(info)
         self.listener = None
         self.holds = False
+        self.forward_ns = 0
 
     def send(self, plan):
         self.counts.sent(rows=plan.rows.num_rows, size=1)
         if not self.holds:
-            result = self.executor.execute(plan)
+            result = replace(self.executor.execute(plan), timings=PlanTimings(forward_ns=self.forward_ns))
             asyncio.get_running_loop().call_soon(self.listener.worker_event, ResultReceived("w0", result))
 
 
@@ -322,3 +325,24 @@ async def test_a_flush_is_answered_to_the_edge_that_asked():
         assert sum(message.flushed.freed_pages for message in r.edges.messages) == 3
         assert r.metric("prefix_cache_evicted_pages_total") == 3
         assert r.metric("prefix_cache_queried_tokens_total") == 9
+
+
+async def test_device_times_are_compared_with_what_was_predicted():
+    async with rig() as r:
+        r.link.forward_ns = 5_000_000
+        r.attach()
+        r.submit(make_spec(1, max_tokens=60))
+        await r.end_of(1)
+        assert 30 <= r.metric("step_prediction_ratio_count", worker="w0") <= 44
+        assert r.metric("step_prediction_ratio_bucket", worker="w0", le="0.9") == 0
+        assert r.metric("step_prediction_ratio_bucket", worker="w0", le="1.1") >= 30
+
+
+async def test_who_waits_is_shown_by_reason():
+    async with rig() as r:
+        r.await_a_worker()
+        r.submit(make_spec(1))
+        await r.edges.until(lambda _: r.metric("requests_waiting_by_reason", reason="worker") == 1)
+        r.attach()
+        await r.end_of(1)
+        assert r.metric("requests_waiting_by_reason", reason="worker") == 0

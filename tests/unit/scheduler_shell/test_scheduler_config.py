@@ -28,6 +28,9 @@ FLAGS = {
     "schedule_policy": ("lpm", SchedulePolicy.LPM),
     "priority_aging_s": ("3", 3.0),
     "max_waiting_requests": ("5", 5),
+    "first_new_token_ratio": ("0.8", 0.8),
+    "least_new_token_ratio": ("0.2", 0.2),
+    "new_token_ratio_decay_steps": ("50", 50),
     "grammar_processes": ("3", 3),
     "grammar_cpu_s": ("4", 4),
     "grammar_memory_bytes": ("100000000", 100_000_000),
@@ -85,6 +88,7 @@ def test_every_setting_has_a_flag_that_changes_it():
         (("--edges", "0"), "edges"),
         (("--drain-timeout-s", "nan"), "drain_timeout_s"),
         (("--log-level", "loud"), "log_level"),
+        (("--first-new-token-ratio", "0.05"), "least_new_token_ratio"),
     ],
 )
 def test_what_cannot_be_used_is_named(arguments, problem):
@@ -103,6 +107,8 @@ def test_unset_core_settings_keep_the_cores_own_defaults():
     assert core_settings(CoreConfig(budget_tokens=64, max_waiting_requests=3)) == CoreSettings(
         budget_tokens=64, max_waiting_requests=3
     )
+    ratios = core_settings(CoreConfig(first_new_token_ratio=0.5, least_new_token_ratio=0.25))
+    assert ratios == CoreSettings(new_token_ratio_start=0.5, new_token_ratio_floor=0.25)
 
 
 def test_the_socket_lies_in_the_folder():

@@ -7,13 +7,15 @@ from scheduler_svc.core.events import StreamKey
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.metrics import PREFIX, LinkMetrics, create_metrics
-from scheduler_svc.observation import Exporter, IntegrityWatch, QueueTimes
+from scheduler_svc.observation import Exporter, IntegrityWatch, QueueTimes, WaitingCount
+from tests.support.core_harness import CoreHarness, make_spec, small_info
 
 NAMES = {
     *(
         "requests_finished",
         "requests_running",
         "requests_waiting",
+        "requests_waiting_by_reason",
         "kv_pages",
         "kv_pages_used",
         "kv_pages_cached",
@@ -21,6 +23,7 @@ NAMES = {
     ),
     *("queue_seconds", "prompt_tokens", "output_tokens", "retractions", "step_build_seconds", "plan_encode_seconds"),
     *("plan_bytes", "plan_rtt_seconds", "plan_overhead_seconds", "plans_in_flight", "plan_nacks", "late_results"),
+    *("grammar_compile_seconds", "grammar_mask_seconds", "step_prediction_ratio"),
     *("scheduled_tokens", "batch_rows", "worker_up", "worker_state", "epoch", "loop_lag_seconds", "build", "model"),
 }
 LABEL_FREE = {"requests_running", "requests_waiting", "kv_usage_ratio", "kv_pages", "kv_pages_used"}
@@ -70,7 +73,11 @@ def test_a_workers_state_is_one_of_all():
 def test_counters_rise_by_what_was_added_only():
     registry = CollectorRegistry()
     metrics = create_metrics(registry)
-    exporter = Exporter(metrics, IntegrityWatch(metrics.step.invariant_checks, clock=lambda: 0.0))
+    exporter = Exporter(
+        metrics,
+        IntegrityWatch(metrics.step.invariant_checks, clock=lambda: 0.0),
+        WaitingCount(metrics.requests.waiting_by_reason, clock=lambda: 0.0),
+    )
     counters = CoreCounters(output_tokens=5, retractions=1, finished={FinishReason.STOP: 2}, refused={"QUEUE_FULL": 1})
     workers = (
         WorkerGauges(
@@ -146,3 +153,27 @@ def test_books_are_checked_after_a_change_and_not_too_often():
     watch.changed()
     now[0] = 120.0
     assert (checks("broken"), checks("ok")) == (1, 2)
+
+
+def test_who_waits_is_counted_by_reason_and_a_long_queue_not_at_every_turn():
+    registry = CollectorRegistry()
+    now = [100.0]
+    count = WaitingCount(create_metrics(registry).requests.waiting_by_reason, clock=lambda: now[0])
+    harness = CoreHarness()
+    harness.attach(info=small_info(max_rows=1))
+
+    def rows():
+        count.turned(harness.state)
+        return registry.get_sample_value(PREFIX + "requests_waiting_by_reason", {"reason": "rows"})
+
+    assert (rows(), count.wake_at()) == (0, None)
+    harness.submit(*[make_spec(stream) for stream in range(65)])
+    assert (rows(), count.wake_at()) == (64, None)
+    harness.submit(make_spec(65), make_spec(66))
+    assert (rows(), count.wake_at()) == (64, 101.0)
+    now[0] = 101.0
+    assert (rows(), count.wake_at()) == (66, None)
+    harness.submit(make_spec(67))
+    assert (rows(), count.wake_at()) == (66, 102.0)
+    harness.run()
+    assert (rows(), count.wake_at()) == (0, None)

@@ -13,11 +13,14 @@ from scheduler_svc.parent import Supervisor, run_parent
 
 LIMIT_S = 10.0
 # Each script notes what happens to it in a file of its own name.
-SERVES = "import signal, time; note('up'); signal.signal(15, lambda *_: (note('asked'), exit(0))); time.sleep(60)"
-DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); note('up'); time.sleep(60)"
+SERVES = (
+    "import signal, time; note('up')\n"
+    "signal.signal(signal.SIGRTMIN, lambda *_: (note('asked'), exit(0))); time.sleep(60)"
+)
+DEAF = "import signal, time; signal.signal(signal.SIGRTMIN, signal.SIG_IGN); note('up'); time.sleep(60)"
 SLOW_TO_DRAIN = (
     "import signal, time\n"
-    "signal.signal(15, lambda *_: (note('asked'), time.sleep(0.2), note('drained'), exit(0)))\n"
+    "signal.signal(signal.SIGRTMIN, lambda *_: (note('asked'), time.sleep(0.2), note('drained'), exit(0)))\n"
     "note('up'); time.sleep(60)"
 )
 

@@ -94,11 +94,24 @@ def test_masks_follow_the_tokens_and_end_with_end_of_sequence(rows, tokenizer):
     (first,) = ask(rows, question(REGEX))
     assert {a, b} <= allowed(first) <= tokens(tokenizer, "a", "b")
     (second,) = ask(rows, question(base=0, ids=(), source=REGEX))
-    assert second == first
+    assert second.bits == first.bits
     (third,) = ask(rows, question(ids=[a], base=0, source=REGEX))
     assert eos not in allowed(third)
     (last,) = ask(rows, question(ids=[b], base=1))
     assert allowed(last) == {eos}
+
+
+def test_a_reply_tells_how_long_its_grammar_was_compiled(rows, tokenizer):
+    (first,) = ask(rows, question(REGEX))
+    kept, bad, later = ask(
+        rows,
+        question(REGEX, row=OTHER),
+        question(GrammarSource(GrammarKind.REGEX, "("), row=(2, 1)),
+        question(ids=[one(tokenizer, "a")], base=0, source=None),
+    )
+    assert 0 < first.compile_s < 5
+    assert 0 < bad.compile_s < 5
+    assert kept.compile_s is later.compile_s is None
 
 
 def test_rebuilt_from_all_tokens_a_row_has_the_same_mask(rows, tokenizer):
@@ -107,7 +120,7 @@ def test_rebuilt_from_all_tokens_a_row_has_the_same_mask(rows, tokenizer):
     (begun,) = ask(rows, question(source))
     (after,) = ask(rows, question(ids=ids, base=0, source=source))
     (again,) = ask(rows, question(row=OTHER, ids=ids, source=source))
-    assert after == again != begun
+    assert after.bits == again.bits != begun.bits
 
 
 def test_a_row_that_is_not_known_is_asked_for_from_the_beginning(rows, tokenizer):
@@ -251,5 +264,6 @@ def test_messages_come_back_as_they_were():
         questions=(question(choice_source(["é", '"'])), question(row=OTHER, ids=[4, 5], base=3)),
     )
     assert decode_call(encode_call(call)) == call
-    replies = Replies(replies=(Reply(bits=b"\0\xff"), Reply(refusal="é"), Reply(), Reply(bits=b"")), is_full=True)
+    timed = Reply(refusal="é", compile_s=0.25)
+    replies = Replies(replies=(Reply(bits=b"\0\xff"), timed, Reply(), Reply(bits=b"", compile_s=1.5)), is_full=True)
     assert decode_replies(encode_replies(replies)) == replies

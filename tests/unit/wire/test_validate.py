@@ -114,6 +114,8 @@ INVALID = {
     ),
     # rows
     "attempts too long": (longer(MIXED, "rows.attempts"), "rows.attempts", None),
+    "canary hashes without seeds": (with_value(RICH, "rows.canary_seeds", None), "rows.canary_hashes", None),
+    "canary hashes too long": (longer(RICH, "rows.canary_hashes"), "rows.canary_hashes", None),
     "handle twice": (with_element(MIXED, "rows.handles", 3, 101), "rows.handles", 3),
     "sample flag 2": (with_element(MIXED, "rows.samples", 1, 2), "rows.samples", 1),
     "sample index 16": (with_value(MIXED, "rows.sample_indices", u32(0, 0, 16, 0)), "rows.sample_indices", 2),

@@ -93,5 +93,5 @@ def test_the_shadow_counts_as_pool_memory(folder):
         build_tp_model_worker(folder, ExecutorSettings(kv_canary=mode, **settings)).worker_info().sub_pools[0]
         for mode in ("off", "refuse")
     )
-    assert within.num_pages == 1_000_000 // (without.bytes_per_page + 16 * 16 + 16)
+    assert within.num_pages == 1_000_000 // (without.bytes_per_page + 16 * 16 + 32)
     assert within.num_pages < without.num_pages

@@ -64,6 +64,13 @@ def test_chunks_of_sixteen_change_no_id(worker, free_ids):
     assert PlanDriver(worker, budget_tokens=16, page_seed=1).run(*free_requests()) == free_ids
 
 
+def test_the_canary_changes_no_id_and_finds_nothing(free_ids):
+    settings = ExecutorSettings(numerics="reproducible", num_pages=400, threads=1, kv_canary="refuse")
+    driver = PlanDriver(build_tp_model_worker(model_folder(), settings), budget_tokens=64, page_seed=4)
+    assert driver.run(*free_requests()[:3]) == free_ids[:3]
+    assert not any(outcome.canary_hits for result in driver.results for outcome in result.forwards)
+
+
 def test_alone_changes_no_id(worker, free_ids):
     for index in (0, 4):
         assert PlanDriver(worker, page_seed=2).run(free_requests()[index]) == [free_ids[index]]

@@ -30,7 +30,7 @@ def worker(request):
         model_folder(), ExecutorSettings(numerics="reproducible", num_pages=400, threads=1, graphs=graphs)
     )
     capture_all(worker)
-    assert [entry.live for entry in worker.capture_progress.buckets] == [DECODE, PREFILL]
+    assert [entry.live for entry in worker.captures.progress.buckets] == [DECODE, PREFILL]
     return worker
 
 

@@ -1,10 +1,12 @@
 """The worker on the native kernels: the same plans, the same promises, chosen and refused by name."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from protos.wire.enums import RowFailure
 from protos.wire.errors import UnsupportedFeature
 from tests.support.golden import cases
 from tests.support.model import model_folder
@@ -56,6 +58,34 @@ def test_alone_among_mates_and_in_any_chunks_a_request_has_the_same_bits(worker,
         PlanDriver(worker, budget_tokens=2048, page_seed=index + 1).run(alone)
         assert together[index].token_ids == alone.token_ids
         assert (together[index].logprobs, together[index].top) == (alone.logprobs, alone.top)
+
+
+@pytest.mark.model
+def test_the_canary_changes_no_bit_and_fails_a_row_on_a_swapped_page(worker):
+    """In front of the kernels as in front of torch."""
+    guarded = build_tp_model_worker(model_folder(), ExecutorSettings(kernels="native", kv_canary="refuse", **SETTINGS))
+    plain, mine, hit = requests(3), requests(3), requests(3)
+    PlanDriver(worker).run(*plain)
+    PlanDriver(guarded, budget_tokens=16).run(*mine)
+    assert [request.token_ids for request in mine] == [request.token_ids for request in plain]
+
+    def swap(plan):
+        if plan.identity.seq != 4:
+            return plan
+        table = plan.page_tables[0]
+        indices = table.indices.copy()
+        # Row 2 writes to another page of its own, so that only what it reads is another's.
+        indices[table.indptr[2] - 1] = 599
+        written = table.written_pages.copy()
+        written[1] = 599
+        return replace(plan, page_tables=(replace(table, indices=indices, written_pages=written),))
+
+    driver = PlanDriver(guarded)
+    driver.change = swap
+    driver.run(*hit)
+    guarded.close()
+    assert [request.failure for request in hit] == [None, RowFailure.CANARY, None]
+    assert [hit[index].token_ids for index in (0, 2)] == [plain[index].token_ids for index in (0, 2)]
 
 
 @pytest.mark.model

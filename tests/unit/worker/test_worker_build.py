@@ -1,25 +1,13 @@
 import numpy as np
 import pytest
-import torch
 
 from protos.wire.enums import Feature, SubPoolKind
-from protos.wire.errors import InternalFault, InvalidRequest, UnsupportedFeature
+from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
-from worker_svc.numerics import numerics_by_name
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.model_stack import ModelStack, StackSettings
 
-STEPS = (
-    "load_weights",
-    "make_pools",
-    "make_translator",
-    "make_canary",
-    "bind_attention",
-    "make_runners",
-    "make_graphs",
-)
 SETTINGS = {"numerics": "reproducible", "num_pages": 40, "max_rows": 16, "max_tokens": 128, "threads": 1}
 
 
@@ -31,18 +19,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def worker(folder):
     return build_tp_model_worker(folder, ExecutorSettings(**SETTINGS))
-
-
-def stack():
-    device = torch.device("cpu")
-    return ModelStack(
-        StackSettings(
-            numerics=numerics_by_name("reproducible", dtype=torch.float32, device=device),
-            dtype=torch.float32,
-            device=device,
-            executor=ExecutorSettings(numerics="reproducible", max_rows=4, num_pages=8, kv_canary="count"),
-        )
-    )
 
 
 def prompt(seed, length):
@@ -114,28 +90,3 @@ def test_settings_that_cannot_work_are_refused(folder, change, error, field):
     with pytest.raises(error) as caught:
         build_tp_model_worker(folder, ExecutorSettings(**(SETTINGS | change)))
     assert caught.value.field == field
-
-
-def test_any_other_order_of_construction_raises(folder):
-    for done in range(len(STEPS)):
-        for step in STEPS:
-            built = stack()
-            for name in STEPS[:done]:
-                _call(built, name, folder)
-            if step == STEPS[done]:
-                continue
-            with pytest.raises(InternalFault):
-                _call(built, step, folder)
-
-
-def _call(built, name, folder):
-    getattr(built, name)(*((folder,) if name == "load_weights" else ()))
-
-
-def test_the_stack_is_complete_after_the_last_step(folder):
-    built = stack()
-    for name in STEPS:
-        _call(built, name, folder)
-    assert built.attention[0].pool is built.pools[0] is built.translator.pools[0]
-    with pytest.raises(InternalFault):
-        built.make_runners()

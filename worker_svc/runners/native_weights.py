@@ -1,0 +1,99 @@
+"""A model folder -> its weights, packed by the native CPU kernels, with as few pages as there can be.
+
+How many pages there will be is known once the weights are there. Says why the kernels cannot be used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.errors import KernelError
+from kernels.native import Native, ThreadPool, load_native
+from kernels.native_model import NativeModel
+from kernels.native_spec import NativeLimits
+from kernels.native_types import PAGE_SIZE
+from protos.service.model_files import ModelFolder
+from protos.wire.errors import InvalidRequest, UnsupportedFeature
+from worker_svc.kv.sizing import MIN_PAGES
+from worker_svc.models.model_config import ModelConfig
+from worker_svc.models.native_source import NativeSource, native_source
+from worker_svc.numerics import DTYPES
+from worker_svc.runners.executor_settings import ExecutorSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeWeights:
+    """Closed by whoever packed them."""
+
+    config: ModelConfig
+    model: NativeModel
+    threads: ThreadPool
+
+    def reserve(self, num_pages: Sequence[int]) -> None:
+        """Make the pages of every sub-pool.
+
+        Raises:
+            InvalidRequest: the system does not give the memory.
+        """
+        try:
+            self.model.reserve_pages(num_pages)
+        except KernelError as error:
+            raise InvalidRequest(f"{list(num_pages)} pages cannot be had: {error}", field="num_pages") from error
+
+    def close(self) -> None:
+        """Free weights, pages and threads. Safe to repeat."""
+        self.model.close()
+        self.threads.close()
+
+
+def pack_weights(folder: ModelFolder, settings: ExecutorSettings, *, threads: int) -> NativeWeights:
+    """Load the library and pack the folder's weights.
+
+    Raises:
+        UnsupportedFeature: why the native kernels cannot run this model here.
+        InvalidModelFile: the weight file is damaged, or is not the folder's.
+    """
+    native = _library(settings)
+    source = native_source(folder)
+    pool = ThreadPool(native, threads=threads)
+    try:
+        model = _packed(source, settings, threads=pool)
+    except UnsupportedFeature:
+        pool.close()
+        raise
+    return NativeWeights(config=source.config, model=model, threads=pool)
+
+
+def _packed(source: NativeSource, settings: ExecutorSettings, *, threads: ThreadPool) -> NativeModel:
+    """The weights, with the fewest pages: how many there can be is known once the weights are there."""
+    limits = NativeLimits(
+        num_pages=(MIN_PAGES,) * source.spec.num_groups,
+        max_context=source.config.context_tokens,
+        max_tokens=settings.max_tokens,
+        max_rows=settings.max_rows,
+    )
+    try:
+        return NativeModel(source.spec, source.weights, limits=limits, pool=threads)
+    except KernelError as error:
+        raise UnsupportedFeature(str(error), field="kernels") from error
+
+
+def _library(settings: ExecutorSettings) -> Native:
+    problem = _settings_problem(settings)
+    if problem is not None:
+        raise UnsupportedFeature(problem, field="kernels")
+    found = load_native()
+    if not isinstance(found, Native):
+        raise UnsupportedFeature(found.reason, field="kernels")
+    return found
+
+
+def _settings_problem(settings: ExecutorSettings) -> str | None:
+    if torch.device(settings.device).type != "cpu":
+        return f"the native kernels are for the CPU, device is {settings.device}"
+    if DTYPES[settings.dtype] != torch.float32:
+        return "the native kernels compute float32 on quantised weights, dtype is another"
+    if settings.page_size != PAGE_SIZE:
+        return f"the native kernels have pages of {PAGE_SIZE} tokens, page_size is {settings.page_size}"
+    return None
