@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "fp_model_kv": (_INT, (_VOID_P, _INT, _HANDLE_OUT, ctypes.POINTER(ctypes.c_int64), _ERROR)),
     "fp_model_bind": (_INT, (_VOID_P, _VOID_P, _ERROR)),
     "fp_model_step": (_INT, (_VOID_P, _VOID_P, _ERROR)),
+    "fp_model_logits": (_INT, (_VOID_P, _FLOAT_P, _INT, _FLOAT_P, _ERROR)),
     "fp_model_num_phases": (_INT, (_VOID_P,)),
     "fp_model_run_phase": (_INT, (_VOID_P, _INT, _ERROR)),
     "fp_model_take_times": (_INT, (_VOID_P, _VOID_P)),

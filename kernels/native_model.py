@@ -64,6 +64,9 @@ class StepInput:
     wants_logits: Array | None = None
     """[num_out] bool: write its logits; absent: none."""
     wants_hidden: bool = False
+    """Of each row's last token."""
+    wants_all_hidden: bool = False
+    """Of every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,6 +83,8 @@ class StepOutput:
     """[num_rows, hidden_size] float32: final hidden state of each row's last token, if wanted."""
     finite: Array
     """[num_rows] bool: that state is finite."""
+    all_hidden: Array | None = None
+    """[num_tokens, hidden_size] float32: final hidden state of every token, if wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +150,20 @@ class NativeModel(Closing):
             self._native.call("fp_model_run_phase", self._handle, phase)
         return bound.output
 
+    def logits(self, states: Array) -> Array:
+        """[n, vocab_size] float32: of final hidden states [n, hidden_size], with the bits that a step gives them.
+
+        Raises:
+            KernelError: too many, or of another size.
+        """
+        if states.ndim != 2 or states.shape[1] != self.spec.hidden_size:
+            message = f"states has shape {states.shape}, must be (n, {self.spec.hidden_size})"
+            raise KernelError(message, status=KernelStatus.INVALID)
+        states = contiguous(states, np.float32)
+        logits = np.empty((len(states), self.spec.vocab_size), np.float32)
+        self._native.call("fp_model_logits", self._handle, address(states), len(states), address(logits))
+        return logits
+
     @property
     def num_phases(self) -> int:
         """Calls of an eager step."""
@@ -208,6 +227,7 @@ class NativeModel(Closing):
             logits=np.empty((num_logits, self.spec.vocab_size), np.float32),
             last_hidden=np.empty((num_rows, self.spec.hidden_size), np.float32) if inputs.wants_hidden else None,
             finite=finite,
+            all_hidden=np.empty((num_tokens, self.spec.hidden_size), np.float32) if inputs.wants_all_hidden else None,
         )
         bound = _Bound(
             CStep(num_rows=num_rows, num_tokens=num_tokens, num_out=num_out, num_logits=num_logits), output, [slots]
@@ -223,6 +243,7 @@ class NativeModel(Closing):
             "best_logits": output.best_logits,
             "logits": output.logits,
             "last_hidden": output.last_hidden,
+            "all_hidden": output.all_hidden,
             "finite": finite,
         }
         _point(bound.step, columns, bound.kept)

@@ -123,6 +123,7 @@ class CStep(ctypes.Structure):
         ("best_logits", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("last_hidden", ctypes.c_void_p),
+        ("all_hidden", ctypes.c_void_p),
         ("finite", ctypes.c_void_p),
     )
 

@@ -56,6 +56,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a prompt. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ProcessConfig(ConfigGroup):
     """The processes of one scheduler and how they end. Read by the parent and by each composition root."""
 
@@ -116,6 +124,9 @@ class EdgeConfig(ConfigGroup):
     )
     edge_metrics_port: Port = Field(
         default=9440, description="Metrics port of edge 0; edge j listens j above it. 0 = any."
+    )
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Highest hidden states that callers may ask for: null, last or full."
     )
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
 

@@ -67,6 +67,8 @@ def model_view(infos: Iterable[WorkerInfo]) -> ModelView:
         dtype=attached[0].dtype,
         numerics=attached[0].numerics,
         max_logprobs=min(info.limits.max_logprobs for info in attached),
+        max_hidden_states=min(info.limits.max_hidden_states for info in attached),
+        max_hidden_mode=min(info.max_hidden_mode for info in attached),
         serving=True,
     )
 

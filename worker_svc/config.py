@@ -98,6 +98,14 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class HiddenStates(StrEnum):
+    """Final hidden states of a row. Ordered."""
+
+    NULL = "null"
+    LAST = "last"
+    FULL = "full"
+
+
 class ServerConfig(ConfigGroup):
     """Ports and the life of the process. Read by the service."""
 
@@ -196,6 +204,24 @@ class GraphConfig(ConfigGroup):
     )
 
 
+class HiddenStatesConfig(ConfigGroup):
+    """Final hidden states of rows. Read at load."""
+
+    max_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.FULL, description="Highest hidden mode that a row of a plan may ask for."
+    )
+    capture_hidden_mode: HiddenStates = Field(
+        default=HiddenStates.NULL, description="Hidden mode that every forward keeps at least."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "HiddenStatesConfig":
+        order = list(HiddenStates)
+        if order.index(self.capture_hidden_mode) > order.index(self.max_hidden_mode):
+            raise ValueError("capture_hidden_mode is above max_hidden_mode")
+        return self
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by the composition root."""
 
@@ -220,6 +246,7 @@ class WorkerConfig(ConfigGroup):
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
     graphs: GraphConfig = GraphConfig()
+    hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")

@@ -24,6 +24,8 @@ class RunnerOutput:
     """[K, logits_width] float32: of the tokens in `batch.logits_rows`."""
     finite: Tensor
     """[num_reqs] bool: the row's last hidden state holds no NaN and no infinity."""
+    hidden: Tensor | None = None
+    """[num_tokens, hidden_size]: final hidden state of every token, normalised. Present iff the batch wants all."""
 
 
 class LanguageModel(Protocol):
@@ -66,4 +68,5 @@ class ModelRunner:
             last_hidden=last_hidden,
             logits=self._model.logits(hidden.index_select(0, batch.logits_rows)),
             finite=last_hidden.isfinite().all(-1),
+            hidden=hidden if batch.wants_all_hidden else None,
         )

@@ -78,7 +78,7 @@ class TpModelWorker:
 
     def _execute(self, staged: StagedPlan, digest: bytes) -> ForwardResult:
         plan, clock = staged.plan, StageClock()
-        results = RowResults(plan)
+        results = RowResults(plan, logits_width=self._info.logits_width)
         try:
             with torch.inference_mode():
                 ready = self._staging.ready(staged)
@@ -94,7 +94,7 @@ class TpModelWorker:
         except RuntimeError as error:
             # torch has no narrower type for what a device or its memory can do to a running forward.
             raise DeviceFault("a forward failed on the device", plan_seq=plan.identity.seq) from error
-        logprobs = results.logprobs()
+        logprobs, hidden_states = results.logprobs(), results.hidden_states()
         clock.lap(Stage.DEVICE_TO_HOST)
         return ForwardResult(
             identity=plan.identity,
@@ -102,6 +102,7 @@ class TpModelWorker:
             forwards=outcomes,
             timings=clock.timings(),
             logprobs=logprobs,
+            hidden_states=hidden_states,
             plan_digest=digest,
         )
 
@@ -117,6 +118,13 @@ class TpModelWorker:
         forward_ns = clock.lap(Stage.FORWARD)
         if batch.sampling is not None:
             results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
+        results.add_inputs(
+            batch,
+            last_hidden=output.last_hidden,
+            hidden=output.hidden,
+            logits_of=dispatched.runner.logits,
+            first_row=first_row,
+        )
         clock.lap(Stage.SAMPLE)
         return replace(_outcome(batch, dispatched), forward_ns=forward_ns, canary_hits=hits)
 

@@ -115,6 +115,10 @@ int32_t fp_model_set_tensor(fp_model* model, int32_t role, int32_t layer, int32_
     });
 }
 
+int32_t fp_model_logits(fp_model* model, const float* states, int32_t num_states, float* logits, fp_error* err) {
+    return guarded(err, [&] { model->model.logits_of(states, num_states, logits); });
+}
+
 int32_t fp_model_seal(fp_model* model, fp_error* err) {
     return guarded(err, [&] { model->model.seal(); });
 }

@@ -91,6 +91,7 @@ struct fp_step {
     float* best_logits;          // out [num_out]
     float* logits;               // out [num_logits, vocab_size]
     float* last_hidden;          // out [num_rows, hidden] final hidden state of each row's last token, or null
+    float* all_hidden;           // out [num_tokens, hidden] final hidden state of every token, or null
     uint8_t* finite;             // out [num_rows]: 1 if that state is finite
 };
 
@@ -120,6 +121,9 @@ FP_API int32_t fp_model_kv(fp_model* model, int32_t group, uint16_t** data, int6
 FP_API int32_t fp_model_step(fp_model* model, const fp_step* step, fp_error* err);
 // One call a phase: bind once, then phases 0 .. fp_model_num_phases - 1 in order. The arrays of `step` are lent until the last.
 FP_API int32_t fp_model_bind(fp_model* model, const fp_step* step, fp_error* err);
+// The output layer alone: logits [num_states, vocab_size] of final hidden states [num_states, hidden], with the bits that a step
+// gives them. Between two steps.
+FP_API int32_t fp_model_logits(fp_model* model, const float* states, int32_t num_states, float* logits, fp_error* err);
 FP_API int32_t fp_model_num_phases(const fp_model* model);
 FP_API int32_t fp_model_run_phase(fp_model* model, int32_t phase, fp_error* err);
 // Seconds spent since the last call in: embedding, qkv, attention, o, gate-up, down, output layer.

@@ -55,6 +55,8 @@ class Model {
     int num_phases() const { return 2 + kPhasesPerLayer * spec_.num_layers; }
     void run_phase(int phase);
     void step(const fp_step& step);
+    // The output layer on states of an earlier step.
+    void logits_of(const float* states, int num_states, float* logits);
     Buffer<uint16_t>& kv(int group);
     void take_times(double* seconds);
     int variant() const { return variant_; }

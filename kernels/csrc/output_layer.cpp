@@ -37,10 +37,39 @@ void Model::finish_rows() {
         rms_norm(x_.data() + token * hidden, output_norm_.data(), hidden, spec_.rms_epsilon, state);
         step_.finite[row] = all_finite(state, hidden);
     });
+    if (step_.all_hidden) {
+        for_rows(step_.num_tokens, [&](int i) {
+            const size_t at = static_cast<size_t>(i) * hidden;
+            rms_norm(x_.data() + at, output_norm_.data(), hidden, spec_.rms_epsilon, step_.all_hidden + at);
+        });
+    }
     for_rows(step_.num_out, [&](int i) {
         float* state = final_.data() + static_cast<size_t>(i) * hidden;
         rms_norm(x_.data() + static_cast<size_t>(step_.out_tokens[i]) * hidden, output_norm_.data(), hidden, spec_.rms_epsilon, state);
         out_rows_.put(i, 0, state, hidden);
+    });
+}
+
+void Model::logits_of(const float* states, int num_states, float* logits) {
+    if (!sealed_) fail(FP_INVALID, "the model is not sealed: a tensor may be missing");
+    if (num_states < 0 || num_states > spec_.max_tokens) {
+        fail(FP_INVALID, "num_states is %d, must be 0 to %d", num_states, spec_.max_tokens);
+    }
+    if (num_states == 0) return;
+    if (!states || !logits) fail(FP_INVALID, "%s is missing", states ? "logits" : "states");
+    const int hidden = spec_.hidden_size;
+    for_rows(num_states, [&](int i) { out_rows_.put(i, 0, states + static_cast<size_t>(i) * hidden, hidden); });
+    const size_t products = static_cast<size_t>(kPanel) * hidden * num_states;
+    share(output_.num_panels(), products / 8, [&](int begin, int end, int thread) {
+        for (int panel = begin; panel < end; ++panel) {
+            float* rows = threads_[thread].rows;
+            multiply(output_, panel, 1, out_rows_, num_states, rows, kPanel, thread);
+            const int columns = std::min(kPanel, spec_.vocab_size - panel * kPanel);
+            for (int i = 0; i < num_states; ++i) {
+                memcpy(logits + static_cast<size_t>(i) * spec_.vocab_size + panel * kPanel, rows + static_cast<size_t>(i) * kPanel,
+                       columns * sizeof(float));
+            }
+        }
     });
 }
 

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from protos.client.exit_codes import WrongUsage
 from protos.client.generation_client import GenerationClient
-from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds, TokenLogprob
+from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds
+from protos.client.prompt_messages import TokenLogprob
 from protos.wire.errors import InternalFault, InvalidRequest
 from protos.wire.limits import MAX_DEADLINE_S
 
@@ -42,6 +43,8 @@ class AnswerArguments:
     """File with a grammar in Lark syntax that the answer has to match."""
     choice: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     """The answer is one of these; may be given several times."""
+    prompt_logprobs: int | None = None
+    """Log-probabilities of the prompt's tokens, with this many best alternatives. `--max-tokens 0` gives only these."""
 
 
 @Parameter(name="*")
@@ -132,6 +135,7 @@ def options_of(arguments: GenerateArguments) -> GenerateOptions:
         stop_strings=arguments.stop,
         ignore_eos=arguments.ignore_eos,
         logprobs=arguments.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
         json_schema=_read(asked.json_schema, "json-schema"),
         regex=asked.regex,
         ebnf=_read(asked.ebnf, "ebnf"),
@@ -171,6 +175,7 @@ def generate(text: str | None, arguments: GenerateArguments, console: Console) -
         for chunk in client.stream(prompt, options):
             chunks.append(chunk)
             if shows_parts:
+                show_prompt(chunk, console)
                 console.out(chunk.text, end="", highlight=False)
     samples = [[chunk for chunk in chunks if chunk.sample_index == index] for index in range(num_answers)]
     if arguments.json:
@@ -195,6 +200,7 @@ def answer(chunks: list[Chunk]) -> dict[str, object]:
     if last is None or last.finish is None or last.usage is None:
         raise InternalFault("the stream ended without its last chunk")
     logprobs = [item for chunk in chunks for item in chunk.logprobs]
+    of_prompt = [item for chunk in chunks for item in chunk.prompt.logprobs]
     return {
         "request_id": chunks[0].request_id,
         "text": "".join(chunk.text for chunk in chunks),
@@ -204,7 +210,20 @@ def answer(chunks: list[Chunk]) -> dict[str, object]:
         "usage": asdict(last.usage),
         "seed": last.seed,
         "logprobs": [_logprob(item) for item in logprobs] or None,
+        "prompt_logprobs": [_logprob(item) for item in of_prompt] or None,
     }
+
+
+def show_prompt(chunk: Chunk, console: Console) -> None:
+    """One line for each token of the prompt that the chunk tells of."""
+    for offset, item in enumerate(chunk.prompt.logprobs):
+        console.out(prompt_line(chunk.prompt.first_pos + offset, item), highlight=False)
+
+
+def prompt_line(position: int, item: TokenLogprob) -> str:
+    """One token of the prompt as people read it: position, id, log-probability, best alternatives."""
+    best = " ".join(f"{token_id}:{value:.4f}" for token_id, value in item.top)
+    return f"{position:>6} {item.token_id:>7} {item.logprob:>10.4f}  {best}".rstrip()
 
 
 def _stopped_by(finish: Finish) -> str | int | None:

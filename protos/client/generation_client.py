@@ -11,6 +11,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from protos.client.embed_messages import Embedding, EmbedOptions, embed_request, embeddings_from
 from protos.client.messages import (
     Chat,
     Chunk,
@@ -31,6 +32,7 @@ from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.status import from_rpc_error
 
 DEFAULT_OPTIONS = GenerateOptions()
+DEFAULT_EMBEDDING = EmbedOptions()
 UNARY_TIMEOUT_S = 30.0
 
 
@@ -88,6 +90,18 @@ class GenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return [generation_from(message) for message in reply.generations]
+
+    def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
+        """One vector for each prompt, or the error of the first that was refused or failed.
+
+        Raises:
+            EngineError: as `stream`.
+        """
+        request = embed_request(prompts, options)
+        try:
+            return embeddings_from(self._stub.Embed(request, timeout=self._timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
 
     def abort(self, request_id: str) -> None:
         """End a running request of this caller.
@@ -180,6 +194,14 @@ class AsyncGenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return [generation_from(message) for message in reply.generations]
+
+    async def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
+        """As `GenerationClient.embed`."""
+        request = embed_request(prompts, options)
+        try:
+            return embeddings_from(await self._stub.Embed(request, timeout=self._timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._target) from error
 
     async def abort(self, request_id: str) -> None:
         """As `GenerationClient.abort`."""

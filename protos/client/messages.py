@@ -3,10 +3,19 @@
 Shared by the sync and the asyncio client, so that both say the same thing. Knows no channel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protos.client.prompt_messages import (
+    NO_PROMPT_ANSWER,
+    PromptAnswer,
+    PromptOptions,
+    TokenLogprob,
+    prompt_answer,
+    prompt_fields,
+    token_logprobs,
+)
 from protos.forwardplane.v1 import generate_pb2, sampling_pb2
 from protos.wire.enums import FinishReason, WorkerState
 from protos.wire.errors import InvalidRequest
@@ -91,7 +100,7 @@ class GrammarOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions, GrammarOptions):
+class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions, GrammarOptions, PromptOptions):
     """What a caller may say about one request: `GenerateOptions(max_tokens=64, temperature=0)`."""
 
     logprobs: int | None = None
@@ -101,15 +110,6 @@ class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions, GrammarOp
     """Give the prompt's text back, as `prompt_text`."""
     model: str | None = None
     client_tag: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability of one output token; `top` is best first."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,8 @@ class Chunk:
     sample_index: int = 0
     prompt_text: str | None = None
     """First chunk only, when asked for."""
+    prompt: PromptAnswer = NO_PROMPT_ANSWER
+    """First chunks only, when asked for: each position and state comes once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,8 @@ class Generation:
     sample_index: int = 0
     prompt_text: str | None = None
     """When asked for."""
+    prompt: PromptAnswer = NO_PROMPT_ANSWER
+    """As far as asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +246,7 @@ def _request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateR
         cache_salt=options.cache_salt or None,
         priority=options.priority or None,
         echo=True if options.echo else None,
+        **prompt_fields(options),
         **_grammar(options),
     )
     if isinstance(prompt, str):
@@ -305,12 +310,13 @@ def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
         token_ids=tuple(message.token_ids),
         text=message.text,
         text_offset=message.text_offset,
-        logprobs=_logprobs(message.logprobs),
+        logprobs=token_logprobs(message.logprobs),
         finish=_finish(message.finish) if message.HasField("finish") else None,
-        usage=_usage(message.usage) if message.HasField("usage") else None,
+        usage=usage_from(message.usage) if message.HasField("usage") else None,
         seed=message.seed if message.HasField("seed") else None,
         sample_index=message.sample_index,
         prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
+        prompt=prompt_answer(message),
     )
 
 
@@ -320,12 +326,13 @@ def generation_from(message: generate_pb2.Generation) -> Generation:
         request_id=message.request_id,
         token_ids=tuple(message.token_ids),
         text=message.text,
-        logprobs=_logprobs(message.logprobs),
+        logprobs=token_logprobs(message.logprobs),
         finish=_finish(message.finish),
-        usage=_usage(message.usage),
+        usage=usage_from(message.usage),
         seed=message.seed,
         sample_index=message.sample_index,
         prompt_text=message.prompt_text if message.HasField("prompt_text") else None,
+        prompt=prompt_answer(message),
     )
 
 
@@ -375,14 +382,8 @@ def _worker_load(message: generate_pb2.WorkerLoad) -> WorkerLoad:
     )
 
 
-def _logprobs(messages: Sequence[sampling_pb2.TokenLogprob]) -> tuple[TokenLogprob, ...]:
-    return tuple(
-        TokenLogprob(item.token_id, item.logprob, tuple((best.token_id, best.logprob) for best in item.top))
-        for item in messages
-    )
-
-
-def _usage(message: sampling_pb2.Usage) -> Usage:
+def usage_from(message: sampling_pb2.Usage) -> Usage:
+    """Token counts."""
     return Usage(message.prompt_tokens, message.cached_tokens, message.output_tokens)
 
 

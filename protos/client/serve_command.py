@@ -86,6 +86,8 @@ class ServeOptions:
     """Worker processes."""
     budget_tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=16, lte=65536))] = None
     """Prefill tokens of one plan, fixed. Default: the scheduler's own choice."""
+    max_hidden_mode: Literal["null", "last", "full"] = "null"
+    """Highest hidden states of a prompt that callers may ask for."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the processes log to stderr."""
     execution: ServeExecution = ServeExecution()
@@ -149,6 +151,7 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         "--metrics-port": str(options.ports.metrics_port),
         "--edge-metrics-port": str(options.ports.edge_metrics_port),
         "--workers": ",".join(f"127.0.0.1:{options.ports.worker_port + index}" for index in range(options.workers)),
+        "--max-hidden-mode": options.max_hidden_mode,
         "--log-level": options.log_level,
     }
     if options.ports.http_port:

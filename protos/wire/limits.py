@@ -34,6 +34,10 @@ MAX_CLIENT_TAG_BYTES = 128
 MAX_CACHE_SALT_BYTES = 256
 MAX_PRIORITY = 10
 MAX_LOGPROBS = 20
+MAX_PROMPT_VALUES = 1 << 20
+"""Log-probabilities of prompt tokens, ids and alternatives included, that one plan may ask for: half a result."""
+MAX_HIDDEN_BYTES = 3 << 20
+"""Of the hidden states of one plan, and of one request."""
 MAX_SAMPLES = 16
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 10.0

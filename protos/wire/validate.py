@@ -13,6 +13,7 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.validate_features import (
     check_column_features,
     check_forward_features,
+    check_hidden_counts,
     check_hidden_modes,
     check_required_features,
 )
@@ -46,6 +47,7 @@ INVARIANTS: tuple[Callable[[ForwardPlan, WorkerInfo], None], ...] = (
     check_row_columns,
     check_hidden_modes,
     check_lengths,
+    check_hidden_counts,
     check_forwards,
     check_graphs,
     check_tokens,

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from protos.wire.enums import Feature
-from protos.wire.errors import UnsupportedFeature
+import numpy as np
+
+from protos.wire.enums import Feature, HiddenMode
+from protos.wire.errors import InvalidPlan, UnsupportedFeature
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 
@@ -76,6 +78,28 @@ def check_hidden_modes(plan: ForwardPlan, info: WorkerInfo) -> None:
     row = int(modes.argmax())
     text = f"rows.hidden_modes of row {row} is {int(modes[row])}, this worker's highest is {int(info.max_hidden_mode)}"
     raise UnsupportedFeature(text, field="rows.hidden_modes", rows=(row,))
+
+
+def check_hidden_counts(plan: ForwardPlan, info: WorkerInfo) -> None:
+    """The hidden states of all rows together are within the worker's limit."""
+    modes = plan.rows.hidden_modes
+    if modes is None:
+        return
+    ends = np.cumsum(hidden_counts(plan))
+    most = info.limits.max_hidden_states
+    row = int(np.searchsorted(ends, most, side="right"))
+    if row < len(ends):
+        text = f"rows.hidden_modes of row {row} takes the plan to {ends[row]} states, this worker's most are {most}"
+        raise InvalidPlan(text, field="rows.hidden_modes", rows=(row,))
+
+
+def hidden_counts(plan: ForwardPlan) -> np.ndarray:
+    """How many hidden states each row asks for. [R] i64."""
+    rows = plan.rows
+    if rows.hidden_modes is None:
+        return np.zeros(rows.num_rows, np.int64)
+    of_full = np.where(rows.hidden_modes == HiddenMode.FULL, rows.extend_lens.astype(np.int64), 0)
+    return np.where(rows.hidden_modes == HiddenMode.LAST, 1, of_full)
 
 
 def _lacks(field: str, feature: Feature) -> UnsupportedFeature:

@@ -128,6 +128,13 @@ def check_prompt_logprobs(plan: ForwardPlan, info: WorkerInfo) -> None:
     check_equal("logprobs.target_indptr", np.diff(indptr), expected=wanted)
     check_length("logprobs.target_ids", targets, expected=int(indptr[-1]))
     check_range("logprobs.target_ids", targets, low=0, high=info.logits_width - 1, indptr=indptr)
+    values = wanted if counts is None else wanted * (1 + 2 * counts.astype(np.int64))
+    total = int(values.sum())
+    if total > limits.MAX_PROMPT_VALUES:
+        row = int(values.argmax())
+        most = limits.MAX_PROMPT_VALUES
+        text = f"logprobs.prompt_starts asks for {total} values, most in row {row}; the limit is {most}"
+        raise InvalidPlan(text, field="logprobs.prompt_starts", rows=(row,))
 
 
 def _check_id_table(prefix: str, indptr: np.ndarray, *, ids: np.ndarray, plan: ForwardPlan, info: WorkerInfo) -> None:

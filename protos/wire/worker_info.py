@@ -34,6 +34,8 @@ class WorkerLimits:
     context_tokens: int
     """Longest sequence the model can hold."""
     max_logprobs: int
+    max_hidden_states: int = 0
+    """Most hidden states of one plan, all rows together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import numpy as np
 from protos.forwardplane.v1 import bridge_pb2, generate_pb2, sampling_pb2
 from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError, InternalFault, error_classes
+from scheduler_svc.bridge.convert_prompts import prompt_wants
 from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
 from scheduler_svc.core.events import (
     CacheFlushed,
@@ -59,6 +60,7 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         isolation_domain=message.isolation_domain,
         priority=message.priority,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
+        prompt_wants=prompt_wants(message.prompt_wants) if message.HasField("prompt_wants") else None,
     )
     return RequestSubmitted(spec)
 
@@ -121,6 +123,8 @@ def model_to_message(view: ModelView) -> bridge_pb2.CoreModel:
         dtype=view.dtype,
         numerics=view.numerics,
         max_logprobs=view.max_logprobs,
+        max_hidden_states=view.max_hidden_states,
+        max_hidden_mode=view.max_hidden_mode,
         serving=view.serving,
     )
 

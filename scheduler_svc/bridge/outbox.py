@@ -14,8 +14,16 @@ from scheduler_svc.bridge.convert import (
     load_to_message,
     model_to_message,
 )
+from scheduler_svc.bridge.convert_prompts import prompt_to_message
 from scheduler_svc.bridge.views import LoadView, ModelView
-from scheduler_svc.core.events import CacheFlushed, RequestFinished, RequestRefused, StreamKey, TokensReleased
+from scheduler_svc.core.events import (
+    CacheFlushed,
+    PromptAnswered,
+    RequestFinished,
+    RequestRefused,
+    StreamKey,
+    TokensReleased,
+)
 
 # One message for each connection.
 Messages: TypeAlias = dict[int, CoreToEdge]
@@ -28,13 +36,17 @@ class Outbox:
         self._messages: Messages = {}
         self._updates: dict[StreamKey, StreamUpdate] = {}
 
-    def add(self, instruction: TokensReleased | RequestFinished | RequestRefused | CacheFlushed) -> None:
+    def add(
+        self, instruction: PromptAnswered | TokensReleased | RequestFinished | RequestRefused | CacheFlushed
+    ) -> None:
         """Add what the core says of one stream, or answers."""
         if isinstance(instruction, CacheFlushed):
             self._message(instruction.edge).flushed.CopyFrom(flushed_to_message(instruction))
             return
         update = self._update(instruction.stream)
         match instruction:
+            case PromptAnswered():
+                update.prompt.CopyFrom(prompt_to_message(instruction))
             case TokensReleased():
                 add_tokens(update, instruction)
             case RequestFinished():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from protos.wire.enums import WorkerState
+from protos.wire.enums import HiddenMode, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,10 @@ class ModelView:
     dtype: str = ""
     numerics: str = ""
     max_logprobs: int = 0
+    max_hidden_states: int = 0
+    """Most hidden states of one prompt."""
+    max_hidden_mode: HiddenMode = HiddenMode.NULL
+    """Highest hidden mode that a plan may ask for."""
     serving: bool = False
     """False until a worker is attached, and again while none is."""
 

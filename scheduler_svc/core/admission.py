@@ -3,11 +3,16 @@
 from collections.abc import Callable
 
 from protos.wire.enums import Feature
-from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, QueueFull, UnsupportedFeature
+from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, UnsupportedFeature
 from scheduler_svc.core.events import RequestSpec
 from scheduler_svc.core.plan_size import plan_size
+from scheduler_svc.core.prompt_admission import prompt_refusal
+from scheduler_svc.core.queue_hint import forecast, queue_full
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
+
+_WAIT_SHARE = 0.25
+"""Of the time it has left, what a request may be expected to wait: long queues help nobody, and favour short ones."""
 
 
 def refusal(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
@@ -46,7 +51,7 @@ def _check_loaded(state: SchedulerState, _spec: RequestSpec) -> EngineError | No
 def _check_numbers(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
     if len(spec.prompt_ids) == 0:
         return InvalidRequest("the prompt has 0 tokens, at least 1 is needed", field="prompt_ids")
-    if spec.max_tokens < 1:
+    if spec.max_tokens < 1 and (spec.max_tokens < 0 or spec.prompt_wants is None):
         return InvalidRequest(f"max_tokens is {spec.max_tokens}, at least 1 is needed", field="max_tokens")
     width = min(facts.info.logits_width for facts in state.known.values())
     low, high = int(spec.prompt_ids.min()), int(spec.prompt_ids.max())
@@ -66,6 +71,10 @@ def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | N
     ):
         if is_needed and any(feature not in info.features for info in infos):
             return UnsupportedFeature(f"the worker lacks {feature.name}", field=field)
+    if spec.prompt_wants is not None:
+        error = prompt_refusal(spec.prompt_wants, infos, prompt_len=len(spec.prompt_ids))
+        if error is not None:
+            return error
     limit = min(info.limits.max_logprobs for info in infos)
     if spec.output_logprobs and not 0 <= spec.top_logprobs <= limit:
         return InvalidRequest(f"top_logprobs is {spec.top_logprobs}, the limit is {limit}", field="top_logprobs")
@@ -95,32 +104,30 @@ def _check_queue(state: SchedulerState, spec: RequestSpec) -> EngineError | None
     waiting = len(state.waiting)
     if waiting >= settings.max_waiting_requests:
         message = f"{waiting} requests wait, the limit is {settings.max_waiting_requests}"
-        return _full(state, message, field="max_waiting_requests")
+        return queue_full(state, spec, message=message, field="max_waiting_requests")
     tokens = state.waiting.tokens + len(spec.prompt_ids)
     if waiting and tokens > settings.max_waiting_tokens:
         message = f"{tokens} tokens would wait, the limit is {settings.max_waiting_tokens}"
-        return _full(state, message, field="max_waiting_tokens")
+        return queue_full(state, spec, message=message, field="max_waiting_tokens")
     return None
 
 
 def _check_wait(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
-    """Whether the request would be placed before its deadline, as the queue has moved lately."""
-    if not state.waiting.is_asking:
-        return None
-    wait_s = state.queue_rate.wait_s(state.waiting.asking_tokens)
+    """Whether the request would be done by its deadline, as the workers have been lately."""
+    expected = forecast(state, spec)
     left_s = spec.deadline_s - state.now
-    if wait_s is None or wait_s <= left_s:
+    if (
+        expected is None
+        or not state.streams
+        or (expected.wait_s <= _WAIT_SHARE * left_s and expected.wait_s + expected.takes_s <= left_s)
+    ):
         return None
-    message = f"the queue takes about {min(wait_s, 1e6):.0f} s, the request has {max(left_s, 0):.0f} s"
-    return _full(state, message, field="deadline")
-
-
-def _full(state: SchedulerState, message: str, *, field: str) -> QueueFull:
-    """With a hint that grows with the queue: when about half of it should be placed."""
-    settings = state.settings
-    wait_s = state.queue_rate.wait_s(state.waiting.asking_tokens // 2) or 0.0
-    hint_ms = min(wait_s * 1e3, settings.most_retry_after_ms)
-    return QueueFull(message, field=field, retry_after_ms=max(settings.retry_after_ms, int(hint_ms)))
+    left_s = max(left_s, 0.0)
+    message = (
+        f"it would wait about {expected.wait_s:.1f} s and then take {expected.takes_s:.1f} s; it has {left_s:.1f} s, "
+        f"of which it may wait {_WAIT_SHARE * left_s:.1f} s"
+    )
+    return queue_full(state, spec, message=message, field="deadline")
 
 
 _Check = Callable[[SchedulerState, RequestSpec], EngineError | None]

@@ -5,6 +5,7 @@ for prefill. The budget buys prefill beside them: chunks that end on page border
 """
 
 from scheduler_svc.core.batch import Batch, PlannedRow
+from scheduler_svc.core.input_columns import InputRoom
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.reserve import choose_victim, raise_ratio
 from scheduler_svc.core.state import SchedulerState
@@ -29,7 +30,8 @@ def chunk_end(begin: int, *, known: int, budget: int, page_size: int) -> int:
 
 def prefills(request: Request) -> bool:
     """Whether a request on a worker asks for chunks of the budget."""
-    return request.status is RequestStatus.PREFILLING and not request.standing.is_paused
+    is_prefilling = request.status is RequestStatus.PREFILLING and not request.standing.is_paused
+    return is_prefilling and request.planned_len < request.sampled_len  # all of a prefill-only one may be in flight
 
 
 def _decodes(request: Request) -> bool:
@@ -59,6 +61,7 @@ def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]
 def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     budget = min(worker.budget_tokens, worker.token_limit - num_decode)
+    room = InputRoom(worker.info)
     prefilling = [request for request in worker.running.values() if prefills(request)]
     for request in prefilling:
         if request.status is not RequestStatus.PREFILLING:  # retracted for the pages of one before it
@@ -67,9 +70,14 @@ def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int)
         end = chunk_end(begin, known=known, budget=budget, page_size=worker.memory.page_size)
         if end <= begin:
             break
-        if _has_pages(state, worker, request, seq_len=end):
+        most = room.most_tokens(request)
+        if most is not None and end - begin > most:
+            end = chunk_end(begin, known=known, budget=most, page_size=worker.memory.page_size)
+        if end > begin and _has_pages(state, worker, request, seq_len=end):
             budget -= end - begin
-            rows.append(PlannedRow(request, request.attempt, begin, seq_len=end, samples=end == known, source=None))
+            samples = end == known and not request.is_prefill_only
+            rows.append(PlannedRow(request, request.attempt, begin, seq_len=end, samples=samples, source=None))
+            room.take(rows[-1])
     return rows
 
 

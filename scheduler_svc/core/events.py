@@ -5,6 +5,7 @@ Made by the core's shell (`scheduler_svc/loop.py`, `scheduler_svc/links`) and by
 
 from array import array
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -52,6 +53,26 @@ class Grammar:
     source: str
 
 
+class StateUse(IntEnum):
+    """Which final hidden states of a prompt are wanted."""
+
+    LAST = 1
+    """Of its last token."""
+    FULL = 2
+    MEAN = 3
+    """The mean over all its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptWants:
+    """What is wanted of a prompt beside the KV that it leaves."""
+
+    logprobs_from: int | None = None
+    """Position of the first token whose log-probability is wanted, at least 1. None: none."""
+    top_logprobs: int = 0
+    states: StateUse | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RequestSpec:
     """What a caller asked, immutable for the request's life."""
@@ -62,7 +83,7 @@ class RequestSpec:
     """i32 [prompt tokens], at least one."""
     sampling: Sampling
     max_tokens: int
-    """Most output tokens; already capped by what fits the context."""
+    """Most output tokens; already capped by what fits the context. 0: none, only what is wanted of the prompt."""
     deadline_s: float
     """On the core's clock."""
     min_tokens: int = 0
@@ -75,6 +96,7 @@ class RequestSpec:
     priority: int = 0
     """Higher goes first, under the policy `priority`."""
     grammar: Grammar | None = None
+    prompt_wants: PromptWants | None = None
 
 
 # --- events: into the core
@@ -208,6 +230,39 @@ class TokensReleased:
     """As in `Usage`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens from `first_pos` on, n positions."""
+
+    first_pos: int
+    token_ids: np.ndarray
+    """i32 [n]: the prompt's own tokens."""
+    values: np.ndarray
+    """f32 [n]"""
+    top_ids: np.ndarray
+    """i32 [n, k], best first"""
+    top_values: np.ndarray
+    """f32 [n, k]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptStates:
+    """Final hidden states from `first_pos` on, or their mean alone."""
+
+    first_pos: int
+    states: np.ndarray
+    """[n, hidden_size] f32, or u16: the words of bfloat16. A mean is f32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptAnswered:
+    """All that was wanted of a prompt: once, before its first output token."""
+
+    stream: StreamKey
+    logprobs: PromptLogprobs | None
+    states: PromptStates | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
     """The last word on a stream; its pages and rows are given back."""
@@ -256,5 +311,5 @@ class NeedMask:
     """i32: a copy. The mask's position is its length."""
 
 
-StreamAnswer = TokensReleased | RequestFinished | RequestRefused
+StreamAnswer = PromptAnswered | TokensReleased | RequestFinished | RequestRefused
 Instruction = SendPlan | StreamAnswer | CacheFlushed | NeedMask | PlanTimed

@@ -7,11 +7,14 @@ another one is computing waits for it without pages, closes nothing, and is look
 from collections.abc import Iterator
 
 from scheduler_svc.core.batching import prefills
+from scheduler_svc.core.events import Instruction
+from scheduler_svc.core.outlook import Outlook
 from scheduler_svc.core.policy import QueueView
+from scheduler_svc.core.queue_hint import queue_full
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.reserve import reserve_target
 from scheduler_svc.core.state import SchedulerState
-from scheduler_svc.core.transitions import place, requeue
+from scheduler_svc.core.transitions import fail, place, requeue
 from scheduler_svc.core.wait_reasons import LastLook, WaitReason, weightiest
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.prefix_match import PrefixMatch
@@ -26,11 +29,14 @@ class _Desk:
     def __init__(self, worker: WorkerState, state: SchedulerState) -> None:
         self.worker = worker
         self._state = state
+        self.outlook: Outlook | None = None
+        """Of an open one."""
         self._spare: list[int] = []
         """Pages per sub-pool that are left after what the running requests are expected to need."""
         self._backlog = sum(_left_to_plan(request) for request in worker.running.values() if prefills(request))
         if self.is_open:
             self._spare = self._count_spare()
+            self.outlook = state.foresight.outlook(worker, now=state.now)
 
     @property
     def is_open(self) -> bool:
@@ -55,7 +61,7 @@ class _Desk:
     def suits(self, request: Request) -> bool:
         """Whether the request could ever run here."""
         limits = self.worker.info.limits
-        fits_context = request.final_kv_len < limits.context_tokens
+        fits_context = request.prompt_len + request.spec.max_tokens <= limits.context_tokens
         fits_memory = self.worker.memory.capacity_tokens >= request.final_kv_len
         return fits_context and fits_memory and self.worker.plan_size.takes(request.spec)
 
@@ -65,14 +71,20 @@ class _Desk:
         if not request.cache_use.is_trusting:
             return PrefixMatch(memory.cache, domain)
         matches = request.cache_use.matches
-        match = memory.match(domain, request.tokens, matches.get(self.worker.name))
+        known = matches.get(self.worker.name)
+        match = memory.match(domain, request.tokens, known, most_tokens=request.cached_limit)
         matches[self.worker.name] = match
         return match
 
     def can_take(self, request: Request, match: PrefixMatch) -> bool:
         """Whether there are pages for it and its reserve; an empty worker takes whatever suits it."""
         target = self._target(request) if self.worker.running else request.sampled_len
-        return all(need <= spare for need, spare in zip(self._needs(target, match), self._spare, strict=True))
+        has_pages = all(need <= spare for need, spare in zip(self._needs(target, match), self._spare, strict=True))
+        return has_pages and (self.outlook is None or self.outlook.has_room(request))
+
+    def is_too_late_for(self, request: Request) -> bool:
+        """Whether it is known that the request could not be done in time here, placed now."""
+        return self.outlook is not None and self.outlook.is_late(request)
 
     def take(self, request: Request, match: PrefixMatch) -> None:
         """Place it and count it."""
@@ -80,6 +92,8 @@ class _Desk:
         self._spare = [spare - need for spare, need in zip(self._spare, needs, strict=True)]
         place(self._state, request, self.worker, match=match)
         self._backlog += _left_to_plan(request)
+        if self.outlook is not None:
+            self.outlook.add(request)
 
     def _target(self, request: Request) -> int:
         return reserve_target(request, self._state.new_token_ratio, self._state.settings)
@@ -104,6 +118,8 @@ class _Pass:
         self.full = {desk.worker.name for desk in self.desks if desk.has_no_row}
         """The workers that had no pages or rows left for somebody who waits."""
         self.placed: list[tuple[Request, float]] = []
+        self.late: list[Request] = []
+        """Those that could not be done in time any more."""
         self.look = LastLook()
         self._state = state
         self._closed = {desk.worker.name: desk.closed_for for desk in self.desks if not desk.is_open}
@@ -121,6 +137,9 @@ class _Pass:
             self._passed_over += 1
             self.look.reasons[request.handle] = WaitReason.PREFIX
             return
+        if suitable and all(desk.is_too_late_for(request) for desk, _ in suitable):
+            self.late.append(request)
+            return
         taker = _try_to_place(request, [offer for offer in suitable if offer[0].worker.name not in self._closed])
         if taker is None:
             self._close([desk.worker.name for desk, _ in suitable], request)
@@ -135,7 +154,6 @@ class _Pass:
         state = self._state
         for request, tokens in self.placed:
             state.waiting.remove_placed(request, tokens=tokens)
-            state.queue_rate.placed(request.sampled_len)
         is_cut = len(self._closed) < len(self.desks)
         self.look.others = WaitReason.PREFIX if is_cut else weightiest(self._closed.values())
         state.last_look = self.look
@@ -148,14 +166,17 @@ class _Pass:
         self.look.reasons[request.handle] = weightiest(self._closed[name] for name in names)
 
 
-def admit_waiting(state: SchedulerState) -> None:
-    """Place as many waiting requests as there is room for, if need be in place of paused ones."""
+def admit_waiting(state: SchedulerState, out: list[Instruction]) -> None:
+    """Place as many waiting requests as there is room for, if need be in place of paused ones.
+
+    What could not be done in time any more when its turn comes is refused: others will be.
+    """
     if not len(state.waiting):
         return
     if not state.workers:
         state.last_look = LastLook()
         return
-    full = _place_waiting(state)
+    full = _place_waiting(state, out)
     paused = [
         request for name in full for request in state.workers[name].running.values() if request.standing.is_paused
     ]
@@ -163,10 +184,10 @@ def admit_waiting(state: SchedulerState) -> None:
         requeue(state, request)
         state.counters.retractions += 1
     if paused:
-        _place_waiting(state)
+        _place_waiting(state, out)
 
 
-def _place_waiting(state: SchedulerState) -> set[str]:
+def _place_waiting(state: SchedulerState, out: list[Instruction]) -> set[str]:
     """The workers that had no pages or rows left for somebody who waits."""
     this = _Pass(state)
     for request in _in_order(state, this.desks):
@@ -175,6 +196,9 @@ def _place_waiting(state: SchedulerState) -> set[str]:
         if not request.awaits_mask:
             this.offer(request)
     this.end()
+    for request in this.late:
+        message = "it cannot be done any more in the time that is left of its deadline"
+        fail(state, request, error=queue_full(state, request.spec, message=message, field="deadline"), out=out)
     return this.full
 
 

@@ -13,7 +13,6 @@ from protos.wire.plan import (
     Forward,
     ForwardPlan,
     GraphChoice,
-    LogprobColumns,
     PageTable,
     PlanIdentity,
     RowColumns,
@@ -23,6 +22,7 @@ from protos.wire.validate_features import COLUMN_FEATURES
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.batch import Batch, PlannedRow
 from scheduler_svc.core.canary_columns import canary_columns
+from scheduler_svc.core.input_columns import hidden_modes, input_asks, logprob_columns
 from scheduler_svc.core.rule_columns import mask_columns, penalty_columns
 from scheduler_svc.core.sampling_columns import sampling_columns, unless_neutral
 from scheduler_svc.core.worker_state import WorkerState
@@ -33,7 +33,8 @@ _LITERAL, _REFERENCE = 0, 1
 def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardPlan:
     """The plan with the worker's next seq."""
     rows = batch.rows()
-    columns = _row_columns(rows, worker.info)
+    asks = input_asks(rows)
+    columns = replace(_row_columns(rows, worker.info), hidden_modes=hidden_modes(asks))
     tokens = _token_columns(batch)
     plan = ForwardPlan(
         identity=PlanIdentity(
@@ -52,7 +53,7 @@ def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardP
         sampling=sampling_columns(rows),
         penalties=penalty_columns(rows),
         masks=mask_columns(rows, logits_width=worker.info.logits_width),
-        logprobs=_logprob_columns(rows),
+        logprobs=logprob_columns(rows, asks),
     )
     features = _required_features(plan, worker.info)
     return replace(plan, identity=replace(plan.identity, required_features=features))
@@ -115,17 +116,6 @@ def _page_table(batch: Batch, columns: RowColumns, *, sub_pool: int, worker: Wor
         last_page_lens=(columns.seq_lens - 1) % page_size + 1,
         written_pages=np.concatenate(written),
         start_positions=np.array([held.first * page_size for held in lists], np.int32) if windowed else None,
-    )
-
-
-def _logprob_columns(rows: list[PlannedRow]) -> LogprobColumns | None:
-    wanted = [row.samples and row.request.spec.output_logprobs for row in rows]
-    if not any(wanted):
-        return None
-    tops = [row.request.spec.top_logprobs if want else 0 for row, want in zip(rows, wanted, strict=True)]
-    return LogprobColumns(
-        output_wanted=np.array(wanted, dtype=np.uint8),
-        output_top_counts=unless_neutral(np.array(tops, dtype=np.uint8), 0),
     )
 
 

@@ -24,7 +24,8 @@ _ROW_GROUPS = (columns.ROWS, columns.SAMPLING, columns.PENALTIES, columns.MASKS,
 _ROW = sum(column.dtype.itemsize for group in _ROW_GROUPS for column in group)
 """One element of each column that has one a row; those with more are counted on top."""
 _ROW_OF_TABLE = sum(column.dtype.itemsize for column in columns.PAGE_TABLE)
-_TOKEN = sum(column.dtype.itemsize for column in columns.TOKENS)
+_TOKEN = sum(column.dtype.itemsize for column in columns.TOKENS) + columns.I32.itemsize
+"""And the target of its log-probability."""
 _PAGE = 4
 """Once in a table, and once more where it is written."""
 

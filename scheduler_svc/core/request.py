@@ -15,6 +15,7 @@ from enum import Enum, auto
 
 from scheduler_svc.core.canary_chain import CanaryChain
 from scheduler_svc.core.events import NeedMask, RequestSpec
+from scheduler_svc.core.prompt_account import PromptAccount
 from scheduler_svc.core.request_rules import RequestRules, request_rules
 from scheduler_svc.memory.page_holding import PageHolding
 from scheduler_svc.memory.prefix_match import PrefixMatch
@@ -70,6 +71,8 @@ class Standing:
     """Its place in the waiting queue, while it waits. Set by the queue."""
     planned_seq: int = 0
     """The last plan of its worker that had a row of it; 0: none yet."""
+    expected_output: float = 0.0
+    """Tokens that its output was expected to have when it was accepted."""
     has_run: bool = False
     """It had pages before."""
     is_paused: bool = False
@@ -100,13 +103,30 @@ class Request:
     cache_use: CacheUse = field(default_factory=CacheUse)
     rules: RequestRules | None = None
     """What it does to its logits; None: nothing."""
-    samples_at_random: bool = field(init=False)
+    account: PromptAccount | None = None
+    """What it wants of its prompt; None: nothing."""
     final_kv_len: int = field(init=False)
     """Positions that need KV if the request ends by length: the last token needs none."""
 
     def __post_init__(self) -> None:
-        self.samples_at_random = self.spec.sampling.temperature > 0
-        self.final_kv_len = self.prompt_len + self.spec.max_tokens - 1
+        self.final_kv_len = self.prompt_len + max(self.spec.max_tokens - 1, 0)
+
+    @property
+    def samples_at_random(self) -> bool:
+        """Whether its noise matters."""
+        return self.spec.sampling.temperature > 0
+
+    @property
+    def is_prefill_only(self) -> bool:
+        """Whether it ends with its prompt."""
+        return self.spec.max_tokens == 0
+
+    @property
+    def cached_limit(self) -> int:
+        """Known tokens that may come out of a cache."""
+        if self.account is None or self.account.is_told:
+            return self.sampled_len
+        return self.account.cached_limit
 
     @property
     def sampled_len(self) -> int:
@@ -169,4 +189,5 @@ def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
         prompt_len=len(tokens),
         standing=standing,
         rules=request_rules(spec),
+        account=None if spec.prompt_wants is None else PromptAccount(spec.prompt_wants, spec.prompt_ids),
     )

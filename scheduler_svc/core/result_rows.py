@@ -8,6 +8,8 @@ from protos.wire.enums import RowFailure, RowStatus
 from protos.wire.result import ForwardResult, ResultColumns, ResultLogprobs
 from scheduler_svc.core.batch import PlanInFlight
 from scheduler_svc.core.events import TokenLogprob
+from scheduler_svc.core.input_answers import input_answers
+from scheduler_svc.core.prompt_account import InputAnswer
 
 
 class RowAnswers(NamedTuple):
@@ -19,6 +21,8 @@ class RowAnswers(NamedTuple):
     """Values of `RowFailure`, 0 for a good answer. Also set when the answer is not one the row can have."""
     logprobs: list[tuple[TokenLogprob, ...]]
     """Empty unless asked for."""
+    inputs: list[InputAnswer | None]
+    """Of input positions; None unless asked for."""
 
 
 def read_answers(plan: PlanInFlight, result: ForwardResult, *, logits_width: int) -> RowAnswers:
@@ -27,10 +31,11 @@ def read_answers(plan: PlanInFlight, result: ForwardResult, *, logits_width: int
     num_rows = len(plan.rows)
     nothing: list[tuple[TokenLogprob, ...]] = [()] * num_rows
     if columns is None or len(columns.handles) != num_rows:
-        return RowAnswers([0] * num_rows, [int(RowFailure.LIMIT)] * num_rows, nothing)
+        return RowAnswers([0] * num_rows, [int(RowFailure.LIMIT)] * num_rows, nothing, [None] * num_rows)
     failures = _failures(plan, columns, logits_width=logits_width).tolist()
     logprobs = nothing if result.logprobs is None else _all_logprobs(plan, result.logprobs)
-    return RowAnswers(columns.token_ids.tolist(), failures, logprobs)
+    inputs = input_answers(plan.rows, result, failures)
+    return RowAnswers(columns.token_ids.tolist(), failures, logprobs, inputs)
 
 
 def _failures(plan: PlanInFlight, columns: ResultColumns, *, logits_width: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
-from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind
+from scheduler_svc.core.transitions import distrust, fail, finish, requeue, rewind, take_inputs
 from scheduler_svc.core.worker_state import WorkerState
 
 _BAD_NUMBERS = (RowFailure.NAN, RowFailure.CANARY)
@@ -30,11 +30,11 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         return
     measured_s = _device_s(event.result.timings)
     worker.measured(plan.shape, measured_s)
+    state.foresight.result(worker, measured_s, now=state.now)
     if plan.predicted_s is not None:
         out.append(PlanTimed(worker.name, plan.predicted_s, measured_s))
     answers = read_answers(plan, event.result, logits_width=worker.info.logits_width)
-    rows = zip(plan.rows, answers.token_ids, answers.failures, answers.logprobs, strict=True)
-    for row, token_id, failure, logprobs in rows:
+    for row, token_id, failure, logprobs, inputs in zip(plan.rows, *answers, strict=True):
         request = row.request
         if request.attempt != row.attempt:
             state.counters.late_rows += 1
@@ -45,6 +45,8 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         request.kv_len = row.seq_len
         assert request.holding is not None
         worker.memory.commit(request.holding, request.tokens, request.kv_len)
+        if request.account is not None:
+            take_inputs(state, request, inputs, out=out)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
 

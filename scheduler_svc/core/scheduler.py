@@ -45,7 +45,6 @@ def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Ins
         _apply(state, event, out)
     _end_expired(state, out)
     _schedule(state, out)
-    state.queue_rate.passed(state.now, is_busy=state.waiting.is_asking and bool(state.workers))
     return out
 
 
@@ -133,6 +132,7 @@ def _lose(state: SchedulerState, name: str) -> None:
         requeue(state, request)
         state.counters.migrations += 1
     state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
+    state.foresight.lost(name)
     del state.workers[name]
 
 
@@ -146,5 +146,5 @@ def _schedule(state: SchedulerState, out: list[Instruction]) -> None:
     """One plan per worker and round, until no worker has both room in its window and something to compute."""
     open_workers = list(state.workers.values())
     while open_workers:
-        admit_waiting(state)
+        admit_waiting(state, out)
         open_workers = [worker for worker in open_workers if send_next(state, worker, out)]

@@ -7,8 +7,8 @@ from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.policy import make_policy
-from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.wait_reasons import LastLook
@@ -44,7 +44,7 @@ class SchedulerState:
     """Ever attached."""
     deadlines: list[tuple[float, int, Request]] = field(default_factory=list)
     """Heap; entries of ended requests are dropped when they reach the top or are too many."""
-    queue_rate: QueueRate = field(default_factory=QueueRate)
+    foresight: Foresight = field(default_factory=Foresight)
     last_look: LastLook = field(default_factory=LastLook)
     """Why those wait who wait."""
     next_handle: int = 1
@@ -125,7 +125,8 @@ def _check_running(request: Request, *, planned: int, samples: int) -> None:
     _require(holding is not None and request.planned_len <= holding.allocated_len, "planned positions have pages")
     _require(request.planned_len == planned, "planned_len is kv_len and what is in flight")
     _require(request.kv_len < request.sampled_len, "the newest token has no KV")
-    _require(request.planned_len < request.sampled_len + samples, "planned tokens are known or being sampled")
+    most_planned = request.sampled_len + samples - (not request.is_prefill_only)
+    _require(request.planned_len <= most_planned, "planned tokens are known or being sampled")
     _require(request.output_len + samples <= request.spec.max_tokens, "no output beyond max_tokens is planned")
     counts = None if request.rules is None else request.rules.counts
     _require(counts is None or counts.total == request.output_len, "every output token is counted for penalties")

@@ -7,7 +7,8 @@ import heapq
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError
-from scheduler_svc.core.events import Instruction, RequestFinished, RequestRefused, RequestSpec, Usage
+from scheduler_svc.core.events import Instruction, PromptAnswered, RequestFinished, RequestRefused, RequestSpec, Usage
+from scheduler_svc.core.prompt_account import InputAnswer
 from scheduler_svc.core.request import Request, RequestStatus, new_request
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.worker_state import WorkerState
@@ -18,6 +19,7 @@ def accept(state: SchedulerState, spec: RequestSpec) -> Request:
     """A new request, behind all that wait."""
     request = new_request(spec, state.next_handle, now=state.now)
     state.next_handle += 1
+    request.standing.expected_output = state.foresight.outputs.expected(spec.max_tokens)
     state.streams[spec.stream] = request
     state.waiting.append(request)
     heapq.heappush(state.deadlines, (spec.deadline_s, request.handle, request))
@@ -57,6 +59,8 @@ def distrust(state: SchedulerState, request: Request) -> None:
     assert request.holding is not None
     state.workers[request.holding.key.worker].memory.distrust(request.holding)
     request.cache_use.is_trusting = False
+    if request.account is not None:
+        request.account.forget()
 
 
 def pause(state: SchedulerState, request: Request) -> None:
@@ -100,6 +104,20 @@ def rewind(request: Request) -> None:
         request.move_to(status)
 
 
+def take_inputs(state: SchedulerState, request: Request, given: InputAnswer | None, *, out: list[Instruction]) -> None:
+    """The prompt's positions below `kv_len` are answered; say all when all is there, and end who wanted no more."""
+    account = request.account
+    assert account is not None
+    account.take(given, end=request.kv_len)
+    if not account.is_complete:
+        return
+    stream = request.spec.stream
+    out.append(PromptAnswered(stream=stream, logprobs=account.logprobs(), states=account.prompt_states()))
+    account.told()
+    if request.is_prefill_only:
+        finish(state, request, reason=FinishReason.LENGTH, out=out)
+
+
 def finish(
     state: SchedulerState,
     request: Request,
@@ -111,6 +129,7 @@ def finish(
     """End a request with a reason; its last word."""
     _remove(state, request)
     state.counters.finished[reason] = state.counters.finished.get(reason, 0) + 1
+    state.foresight.outputs.ended(request.output_len, by_itself=reason is FinishReason.STOP)
     usage = Usage(
         prompt_tokens=request.prompt_len,
         cached_tokens=request.cache_use.cached_tokens or 0,

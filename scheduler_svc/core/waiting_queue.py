@@ -19,11 +19,14 @@ def _rank(request: Request) -> Rank:
 class WaitingQueue:
     """Ordered; `tokens` is the sum of what the requests have to prefill, if nothing is cached.
 
+    `asking_outputs` is the sum of the output tokens that are expected of those that are not paused.
+
     A request's `is_paused` and its age change only while it is not in the queue.
     """
 
     def __init__(self, policy: SchedulePolicy) -> None:
         self.tokens = 0
+        self.asking_outputs = 0.0
         self._policy = policy
         self._shares = FairShares()
         self._queues: dict[bytes, list[Request]] = {}
@@ -66,6 +69,7 @@ class WaitingQueue:
             del self._paused[request.handle]
             self._paused_tokens -= request.sampled_len
             return
+        self.asking_outputs = self.asking_outputs - request.standing.expected_output if self.is_asking else 0.0
         domain = request.spec.isolation_domain
         queue = self._queues[domain]
         del queue[bisect_left(queue, _rank(request), key=_rank)]
@@ -90,6 +94,7 @@ class WaitingQueue:
             self._paused[request.handle] = request
             self._paused_tokens += request.sampled_len
             return
+        self.asking_outputs += request.standing.expected_output
         domain = request.spec.isolation_domain
         queue = self._queues.get(domain)
         if queue is None:

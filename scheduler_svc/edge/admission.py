@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from protos.forwardplane.v1.bridge_pb2 import SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import StateUse, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
+from protos.wire.enums import HiddenMode
 from protos.wire.errors import DeadlinePassed, Draining, EngineError, InvalidRequest, Loading
 from protos.wire.limits import MAX_PROMPTS_PER_CALL
 from scheduler_svc.edge.caller_identity import CallerIdentity
@@ -17,7 +18,7 @@ from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resolve_request import num_samples, resolve_request, silent_ids
-from scheduler_svc.edge.validate_request import validate_generate
+from scheduler_svc.edge.validate_request import check_hidden_states, validate_generate
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 MAX_HELD_IDS = 4096
@@ -29,8 +30,17 @@ Checked = tuple[CallerStream, SubmitStream]
 class Admission:
     """Made by the edge's composition root."""
 
-    def __init__(self, link: CoreLink, tokenizer: TextTokenizer, encoder: PromptEncoder) -> None:
+    def __init__(
+        self,
+        link: CoreLink,
+        tokenizer: TextTokenizer,
+        encoder: PromptEncoder,
+        *,
+        max_hidden_mode: HiddenMode = HiddenMode.NULL,
+    ) -> None:
+        """Join the parts. `max_hidden_mode`: highest that callers may ask for."""
         self._link = link
+        self._max_hidden_mode = max_hidden_mode
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._is_draining = False
@@ -63,6 +73,7 @@ class Admission:
         *,
         deadline: float,
         max_held_ids: int | None = None,
+        pooled: StateUse.ValueType | None = None,
     ) -> list[CallerStream]:
         """Running streams for all samples of all `requests`, or for none.
 
@@ -71,6 +82,7 @@ class Admission:
             caller: whose they are.
             deadline: on the event loop's clock.
             max_held_ids: most ids of one stream that may wait for the reader; None: as many as there are.
+            pooled: what an embedding is made of, in place of the hidden states that the requests ask for.
 
         Raises:
             EngineError: one was refused; its field begins with the request's place.
@@ -83,7 +95,9 @@ class Admission:
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
-                checked += await self._check(request, caller, deadline=deadline, max_held_ids=max_held_ids)
+                checked += await self._check(
+                    request, caller, deadline=deadline, max_held_ids=max_held_ids, pooled=pooled
+                )
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
@@ -91,11 +105,20 @@ class Admission:
         return [stream for stream, _ in checked]
 
     async def _check(
-        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, max_held_ids: int | None
+        self,
+        request: GenerateRequest,
+        caller: CallerIdentity,
+        *,
+        deadline: float,
+        max_held_ids: int | None,
+        pooled: StateUse.ValueType | None = None,
     ) -> list[Checked]:
         self.check_gate()
         facts = self._link.facts
         validate_generate(request, facts)
+        self._encoder.check_length(request, facts)
+        if pooled is None:
+            check_hidden_states(request, self._max_hidden_mode)
         await self._encoder.check_grammar(request)
         prompt_ids = await self._encoder.prompt_ids(request)
         prompt_text = await self._encoder.prompt_text(request, prompt_ids) if request.echo else None
@@ -109,6 +132,8 @@ class Admission:
             drawn_seed=secrets.randbits(64),
             deadline_ms=max(1, int(left_s * 1000)),
         )
+        if pooled is not None:
+            submit.prompt_wants.states = pooled
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
         submit.request_id = secrets.token_hex(16)
         names = StreamNames(
@@ -134,6 +159,8 @@ class Admission:
         own.CopyFrom(submit)
         own.stream_id = names.stream_id
         own.sampling.sample_index = names.sample_index
+        if names.sample_index:
+            own.ClearField("prompt_wants")  # the prompt is one, and the first sample tells of it
         decoder = self._tokenizer.decoder(
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, self._link.facts)
         )

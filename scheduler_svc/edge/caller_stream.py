@@ -17,6 +17,7 @@ from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogpr
 from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, RequestAborted
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.edge.prompt_parts import PromptPart, prompt_parts
 from scheduler_svc.text.detokenizer import IncrementalDecoder
 from scheduler_svc.text.stream_text import StreamText
 
@@ -50,6 +51,7 @@ class CallerStream:
         self.names = names
         self._text = text
         self._max_held_ids = max_held_ids
+        self._prompt: list[PromptPart] = []
         self._cached_tokens = 0
         self._finish: Finish | None = None
         self._error: EngineError | None = None
@@ -112,6 +114,9 @@ class CallerStream:
             return
         if update.HasField("usage"):
             self._cached_tokens = update.usage.cached_tokens
+        if update.HasField("prompt"):
+            has_text = self.names.prompt_text is not None
+            self._prompt = prompt_parts(update.prompt, begins_alone=has_text)
         if update.token_ids:
             self._push(update)
         if update.HasField("error"):
@@ -150,8 +155,10 @@ class CallerStream:
         """
         while not self._is_ready():
             await self._changed()
-        if self._is_last_given or (self._finish is None and not self._text.has_release):
+        if self._is_last_given or (self._finish is None and not self._has_release):
             return None
+        if len(self._prompt) > 1 and self._not_before < math.inf:
+            return self._marked(self._prompt.pop(0).chunk(self.names.sample_index))
         chunk = self._chunk()
         if self._finish is not None:
             self._is_last_given = True
@@ -186,6 +193,15 @@ class CallerStream:
             text_offset=released.text_offset,
             logprobs=released.logprobs,
         )
+        first_pos = self._prompt[0].first_pos if self._prompt else 0
+        for part in self._prompt:
+            chunk.MergeFrom(part.chunk(self.names.sample_index))
+        chunk.prompt_first_pos = first_pos
+        self._prompt = []
+        return self._marked(chunk)
+
+    def _marked(self, chunk: GenerateChunk) -> GenerateChunk:
+        """With what only the stream's first chunk carries."""
         if self._is_first:
             self._is_first = False
             chunk.request_id = self.names.request_id
@@ -194,8 +210,12 @@ class CallerStream:
                 chunk.prompt_text = self.names.prompt_text
         return chunk
 
+    @property
+    def _has_release(self) -> bool:
+        return self._text.has_release or bool(self._prompt)
+
     def _is_ready(self) -> bool:
-        return self.is_over or (self._text.has_release and asyncio.get_running_loop().time() >= self._not_before)
+        return self.is_over or (self._has_release and asyncio.get_running_loop().time() >= self._not_before)
 
     async def _changed(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -214,7 +234,7 @@ class CallerStream:
             return
         if self._is_ready():
             self._fire()
-        elif self._text.has_release and self._timer is None and self._not_before < math.inf:
+        elif self._has_release and self._timer is None and self._not_before < math.inf:
             self._timer = asyncio.get_running_loop().call_at(self._not_before, self._fire)
 
     def _fire(self) -> None:

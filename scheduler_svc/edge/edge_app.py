@@ -40,7 +40,7 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
     link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
-    parts = EdgeParts.joined(link, text, metrics_server.registry)
+    parts = EdgeParts.joined(link, text, metrics_server.registry, max_hidden_mode=config.edge.max_hidden_mode.name)
     server = EdgeServer(parts, edge_address(config, edge_index), max_streams=config.edge.max_streams)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))

@@ -5,6 +5,7 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry
 
+from protos.wire.enums import HiddenMode
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_text import EdgeText
@@ -25,11 +26,20 @@ class EdgeParts:
     version: str
 
     @classmethod
-    def joined(cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry) -> "EdgeParts":
-        """The parts over one link and one text side; metrics are registered."""
+    def joined(
+        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str
+    ) -> "EdgeParts":
+        """The parts over one link and one text side; metrics are registered.
+
+        Args:
+            link: to the core.
+            text: the text side.
+            registry: takes the metrics.
+            max_hidden_mode: name of the highest hidden mode that callers may ask for.
+        """
         return cls(
             link=link,
-            admission=Admission(link, text.tokenizer, text.encoder),
+            admission=Admission(link, text.tokenizer, text.encoder, max_hidden_mode=HiddenMode[max_hidden_mode]),
             tokenizer=text.tokenizer,
             encoder=text.encoder,
             metrics=create_edge_metrics(registry),

@@ -48,13 +48,7 @@ class EdgeServer:
         self._max_streams = max_streams
         self._metrics = parts.metrics
         self._admission = parts.admission
-        self._servicer = GenerationServicer(
-            parts.link,
-            self._admission,
-            encoder=parts.encoder,
-            metrics=parts.metrics,
-            version=parts.version,
-        )
+        self._servicer = GenerationServicer(parts)
         self._health = HealthServer(("", SERVICE_NAME))
         self._health_changes: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from google.protobuf.message import Message
 
+from protos.forwardplane.v1.generate_pb2 import HiddenStateSelection
 from protos.wire import limits
 from protos.wire.errors import InvalidRequest
 from scheduler_svc.edge.model_facts import ModelFacts
@@ -191,7 +192,8 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         **_CHAT,
         "tokens.ids": TokenIds(_context, min_items=1),
         **{f"sampling.{name}": rule for name, rule in SAMPLING_RULES.items()},
-        "stop.max_tokens": Number(1, _context),
+        # 0 goes with what is asked of the prompt only.
+        "stop.max_tokens": Number(0, _context),
         "stop.min_tokens": Number(0, _context),
         "stop.stop_strings": Items(limits.MAX_STOP_STRINGS, Text(limits.MAX_STOP_STRING_BYTES, min_bytes=1)),
         "stop.stop_token_ids": TokenIds(limits.MAX_STOP_TOKEN_IDS),
@@ -200,6 +202,9 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "model": Text(limits.MAX_PROMPT_BYTES),
         "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
         "logprobs": Number(0, _logprobs),
+        "prompt_logprobs.top": Number(0, _logprobs),
+        "prompt_logprobs.start": Number(0, _context),
+        "hidden_states": Number(0, max(HiddenStateSelection.values())),
         "keep_special_tokens": Anything(),
         "cache_salt": Text(limits.MAX_CACHE_SALT_BYTES),
         "priority": Number(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),

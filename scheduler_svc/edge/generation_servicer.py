@@ -10,17 +10,17 @@ from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 from typing_extensions import override
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
-from protos.wire.errors import MessageTooLarge, NotOffered
+from protos.wire.errors import MessageTooLarge
 from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
-from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.caller_identity import ANONYMOUS
-from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.edge_parts import EdgeParts
+from scheduler_svc.edge.embedder import Times, embeddings
 from scheduler_svc.edge.interleaved import interleaved
-from scheduler_svc.edge.metrics import EdgeMetrics, counting_rejections
-from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.metrics import counting_rejections
 from scheduler_svc.edge.running import running
 from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
 from scheduler_svc.edge.write_pacing import WritePacing
@@ -31,21 +31,14 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     """Made by the edge's composition root."""
 
-    def __init__(
-        self,
-        link: CoreLink,
-        admission: Admission,
-        *,
-        encoder: PromptEncoder,
-        metrics: EdgeMetrics,
-        version: str,
-    ) -> None:
-        self._link = link
-        self._admission = admission
-        self._encoder = encoder
-        self._metrics = metrics
-        self._version = version
-        self._pacing = WritePacing(lambda: link.num_streams)
+    def __init__(self, parts: EdgeParts) -> None:
+        self._parts = parts
+        self._link = parts.link
+        self._admission = parts.admission
+        self._encoder = parts.encoder
+        self._metrics = parts.metrics
+        self._version = parts.version
+        self._pacing = WritePacing(lambda: parts.link.num_streams)
 
     @override
     async def Generate(
@@ -75,12 +68,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
             generations = await asyncio.gather(*(whole_generation(stream) for stream in streams))
         reply = generate_pb2.GenerateOnceReply(generations=generations)
-        size = reply.ByteSize()
-        if size > MAX_CALLER_MESSAGE_BYTES:
-            message = (
-                f"the reply has {size} bytes; the limit is {MAX_CALLER_MESSAGE_BYTES}: use Generate, which streams"
-            )
-            raise MessageTooLarge(message)
+        _check_size(reply, advice="use Generate, which streams")
         return reply
 
     @override
@@ -105,8 +93,12 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
 
     @override
     async def Embed(self, request: generate_pb2.EmbedRequest, context: Context) -> generate_pb2.EmbedReply:
-        """Refused."""
-        raise NotOffered("Embed is not offered by this release")
+        """All inputs, or the error of the first that was refused or failed."""
+        arrived = _now()
+        times = Times(arrived, arrived + _time_left_s(context))
+        reply = generate_pb2.EmbedReply(embeddings=await embeddings(request, self._parts, ANONYMOUS, times=times))
+        _check_size(reply, advice="ask for fewer at a time")
+        return reply
 
     @override
     async def GetModel(self, request: generate_pb2.GetModelRequest, context: Context) -> generate_pb2.GetModelReply:
@@ -146,6 +138,12 @@ async def _after_headers(
         break
     async for chunk in chunks:
         yield chunk
+
+
+def _check_size(reply: Message, *, advice: str) -> None:
+    size = reply.ByteSize()
+    if size > MAX_CALLER_MESSAGE_BYTES:
+        raise MessageTooLarge(f"the reply has {size} bytes; the limit is {MAX_CALLER_MESSAGE_BYTES}: {advice}")
 
 
 def _time_left_s(context: Context) -> float:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.service.model_files import ModelCard
+from protos.wire.enums import HiddenMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,10 @@ class ModelFacts:
     logits_width: int
     """Every token id a request may name is below this. The vocabulary's size until a worker was attached."""
     max_logprobs: int
+    max_hidden_states: int
+    """Most hidden states of one prompt."""
+    max_hidden_mode: HiddenMode
+    """Highest that the workers give; what callers may ask for is a setting."""
     dtype: str
     numerics: str
     is_serving: bool
@@ -34,6 +39,8 @@ def model_facts(card: ModelCard, core: CoreModel, *, has_chat_template: bool) ->
         capacity_tokens=core.capacity_tokens or card.context_tokens,
         logits_width=core.logits_width or card.vocab_size,
         max_logprobs=core.max_logprobs,
+        max_hidden_states=core.max_hidden_states,
+        max_hidden_mode=HiddenMode(core.max_hidden_mode or HiddenMode.NULL),
         dtype=core.dtype,
         numerics=core.numerics,
         is_serving=core.serving,

@@ -59,6 +59,21 @@ class PromptEncoder:
             raise UnsupportedFeature(f"{source.kind} is not offered by this server", field=source.kind)
         await self._grammars.check(source)
 
+    def check_length(self, request: GenerateRequest, facts: ModelFacts) -> None:
+        """Refuse a text that is too long whatever its tokens are, before it is tokenised.
+
+        Raises:
+            InvalidRequest: it is.
+        """
+        if len(request.text) <= _MAX_ON_LOOP:
+            return
+        least = self._tokenizer.least_tokens(request.text)
+        if least >= facts.context_tokens:
+            message = (
+                f"prompt has {least} tokens or more; the context of {facts.context_tokens} leaves no room for output"
+            )
+            raise InvalidRequest(message, field="prompt")
+
     async def prompt_ids(self, request: GenerateRequest) -> list[int]:
         """Ids of a checked request's prompt, as they are if it brought ids."""
         if request.WhichOneof("prompt") == "tokens":

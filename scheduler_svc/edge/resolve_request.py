@@ -3,18 +3,35 @@
 Pure but for the seed it is handed. Knows nothing of calls or sockets.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
-from protos.forwardplane.v1.bridge_pb2 import CoreModel, Grammar, ResolvedSampling, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import (
+    CoreModel,
+    Grammar,
+    PromptWants,
+    ResolvedSampling,
+    StateUse,
+    SubmitStream,
+)
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
 from protos.forwardplane.v1.sampling_pb2 import SamplingParameters
 from protos.service.model_files import GenerationDefaults, ModelCard
-from protos.wire.errors import EngineError, InvalidModelFile
+from protos.wire.enums import HiddenMode
+from protos.wire.errors import EngineError, InvalidModelFile, InvalidRequest
 from scheduler_svc.edge.field_rules import SAMPLING_RULES, check_fields
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
-from scheduler_svc.edge.validate_request import grammar_source, output_room
+from scheduler_svc.edge.validate_request import HIDDEN_MODES, grammar_source, output_room
+
+_STATE_USES: Mapping[HiddenMode, StateUse.ValueType] = MappingProxyType(
+    {
+        HiddenMode.NULL: StateUse.STATE_USE_UNSPECIFIED,
+        HiddenMode.LAST: StateUse.STATE_USE_LAST,
+        HiddenMode.FULL: StateUse.STATE_USE_FULL,
+    }
+)
 
 
 def resolve_request(
@@ -30,7 +47,7 @@ def resolve_request(
         deadline_ms: time left.
 
     Raises:
-        InvalidRequest: prompt and output do not fit the context together.
+        InvalidRequest: prompt and output do not fit the context together, or nothing of the prompt is left to score.
     """
     return SubmitStream(
         prompt_ids=np.asarray(prompt_ids, "<i4").tobytes(),
@@ -43,7 +60,23 @@ def resolve_request(
         top_logprobs=request.logprobs,
         priority=request.priority,
         grammar=grammar_message(request),
+        prompt_wants=_prompt_wants(request, num_prompt_tokens=len(prompt_ids)),
     )
+
+
+def _prompt_wants(request: GenerateRequest, *, num_prompt_tokens: int) -> PromptWants | None:
+    has_logprobs = request.HasField("prompt_logprobs")
+    if not (has_logprobs or request.hidden_states):
+        return None
+    wants = PromptWants(states=_STATE_USES[HIDDEN_MODES[request.hidden_states]])
+    if has_logprobs:
+        start = request.prompt_logprobs.start
+        if start and start >= num_prompt_tokens:
+            message = f"prompt_logprobs.start is {start}; allowed: [0, {num_prompt_tokens - 1}], the prompt's positions"
+            raise InvalidRequest(message, field="prompt_logprobs.start")
+        wants.logprobs_from = max(start, 1)
+        wants.top_logprobs = request.prompt_logprobs.top
+    return wants
 
 
 def num_samples(request: GenerateRequest) -> int:

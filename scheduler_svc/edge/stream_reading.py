@@ -22,9 +22,11 @@ async def paced_chunks(
     loop = asyncio.get_running_loop()
     while (chunk := await stream.next_chunk()) is not None:
         num_ids = len(chunk.token_ids)
+        is_of_prompt = bool(chunk.prompt_logprobs) or chunk.HasField("hidden_states")
         yield chunk
         now = loop.time()
-        record.wrote(num_ids, now)
+        if num_ids or not is_of_prompt:  # times are those of output tokens
+            record.wrote(num_ids, now)
         stream.pace(now + pacing.pause_s())
     if stream.error is not None:
         raise stream.error
@@ -53,4 +55,7 @@ async def whole_generation(stream: CallerStream) -> Generation:
         usage=chunk.usage,
         seed=chunk.seed,
         prompt_text=chunk.prompt_text if chunk.HasField("prompt_text") else None,
+        prompt_logprobs=chunk.prompt_logprobs,
+        prompt_first_pos=chunk.prompt_first_pos,
+        hidden_states=chunk.hidden_states if chunk.HasField("hidden_states") else None,
     )

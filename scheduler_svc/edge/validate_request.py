@@ -3,7 +3,17 @@
 Fields one by one are in `field_rules`; here is what depends on several of them or on the served model.
 """
 
-from protos.forwardplane.v1.generate_pb2 import ChatPrompt, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from protos.forwardplane.v1.generate_pb2 import (
+    ChatPrompt,
+    DetokenizeRequest,
+    GenerateRequest,
+    HiddenStateSelection,
+    TokenizeRequest,
+)
+from protos.wire.enums import HiddenMode
 from protos.wire.errors import InvalidRequest, UnknownModel, UnsupportedFeature
 from protos.wire.limits import MAX_GRAMMAR_BYTES, MAX_PROMPT_BYTES
 from scheduler_svc.edge.field_rules import DETOKENIZE_RULES, GENERATE_RULES, TOKENIZE_RULES, check_fields
@@ -11,6 +21,14 @@ from scheduler_svc.edge.model_facts import ModelFacts
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
 
 _MAX_SHOWN_CHARS = 64
+
+HIDDEN_MODES: Mapping[int, HiddenMode] = MappingProxyType(
+    {
+        HiddenStateSelection.HIDDEN_STATE_SELECTION_UNSPECIFIED: HiddenMode.NULL,
+        HiddenStateSelection.HIDDEN_STATE_SELECTION_LAST: HiddenMode.LAST,
+        HiddenStateSelection.HIDDEN_STATE_SELECTION_FULL: HiddenMode.FULL,
+    }
+)
 
 
 def validate_generate(request: GenerateRequest, facts: ModelFacts) -> None:
@@ -37,7 +55,35 @@ def validate_generate(request: GenerateRequest, facts: ModelFacts) -> None:
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         message = f"stop.min_tokens is {stop.min_tokens}; the limit is stop.max_tokens, {stop.max_tokens}"
         raise InvalidRequest(message, field="stop.min_tokens")
+    _check_output(request)
     _check_grammar(request, facts)
+
+
+def check_hidden_states(request: GenerateRequest, allowed: HiddenMode) -> None:
+    """Whether callers may have the hidden states that a checked request asks for.
+
+    Raises:
+        UnsupportedFeature: this server keeps them to itself.
+    """
+    asked = HIDDEN_MODES[request.hidden_states]
+    if asked > allowed:
+        message = f"hidden_states is {asked.name}; this server gives its callers {allowed.name} (--max-hidden-mode)"
+        raise UnsupportedFeature(message, field="hidden_states")
+
+
+def _check_output(request: GenerateRequest) -> None:
+    """A request without output asks for something of its prompt, and for nothing that output could have."""
+    if not request.stop.HasField("max_tokens") or request.stop.max_tokens:
+        return
+    if not (request.HasField("prompt_logprobs") or request.hidden_states):
+        message = "stop.max_tokens is 0; allowed only together with prompt_logprobs or hidden_states"
+        raise InvalidRequest(message, field="stop.max_tokens")
+    if request.sampling.n > 1:
+        message = f"sampling.n is {request.sampling.n}; the limit is 1 where stop.max_tokens is 0"
+        raise InvalidRequest(message, field="sampling.n")
+    kind = request.WhichOneof("grammar")
+    if kind is not None:
+        raise InvalidRequest(f"{kind} cannot be combined with stop.max_tokens 0", field=kind)
 
 
 def grammar_source(request: GenerateRequest) -> GrammarSource | None:
@@ -91,10 +137,11 @@ def output_room(num_prompt_tokens: int, request: GenerateRequest, facts: ModelFa
     room = context - num_prompt_tokens
     if num_prompt_tokens < 1:
         raise InvalidRequest("prompt gives no tokens", field="prompt")
-    if room < 1:
+    stop = request.stop
+    needs_room = not (stop.HasField("max_tokens") and stop.max_tokens == 0)
+    if room < needs_room:
         message = f"prompt has {num_prompt_tokens} tokens; the context of {context} leaves no room for output"
         raise InvalidRequest(message, field="prompt")
-    stop = request.stop
     fits = max(min(room, facts.capacity_tokens - num_prompt_tokens), 1)
     asked = stop.max_tokens if stop.HasField("max_tokens") else fits
     if asked > room:

@@ -84,18 +84,21 @@ class WorkerMemory:
         pairs = zip(self.available(), holding.lists, strict=True)
         return all(end - pages.end <= available for available, pages in pairs)
 
-    def match(self, domain: bytes, tokens: "array[int]", known: PrefixMatch | None) -> PrefixMatch:
+    def match(
+        self, domain: bytes, tokens: "array[int]", known: PrefixMatch | None, *, most_tokens: int | None = None
+    ) -> PrefixMatch:
         """What is cached of `tokens`; at least the last one is left to compute.
 
         Args:
             domain: whose cache is asked; others' is never seen.
             tokens: known tokens of a request.
             known: the last answer for the same request, which makes this one cheap.
+            most_tokens: of these may be cached, at least as many as for `known`; None: all.
         """
         if known is None or known.cache is not self.cache:
             known = PrefixMatch(self.cache, domain)
         size, path = self.page_size, known.path
-        most = (len(tokens) - 1) // size
+        most = (len(tokens) - 1 if most_tokens is None else min(len(tokens) - 1, most_tokens)) // size
         tip = self.cache.follow(domain, tokens, path, most_pages=most)
         known.pages = usable_pages(path, self.windows, page_size=size) if self._windowed else len(path)
         begin = len(path) * size

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import itertools
 from collections import OrderedDict
+from dataclasses import replace
 
 from protos.wire.errors import CallerError, EngineError, QueueFull
 from scheduler_svc.text.grammar_lane import GrammarLane, MaskAnswer, MaskQuestion, RowKey
@@ -17,13 +18,15 @@ from scheduler_svc.text.grammar_source import GrammarSource
 _MAX_VERDICTS = 4096
 _MAX_WAITING = 64
 _RETRY_AFTER_MS = 1000
+_NICENESS = 5
+"""Nobody's next token waits for it: a hostile compile leaves most of a busy processor to those that decode."""
 
 
 class GrammarChecker:
     """Made by a composition root, used on one event loop."""
 
     def __init__(self, greeting: Greeting) -> None:
-        self._lane = GrammarLane(greeting, answered=self._answered)
+        self._lane = GrammarLane(replace(greeting, niceness=_NICENESS), answered=self._answered)
         self._rows = itertools.count()
         self._waiters: dict[RowKey, asyncio.Future[EngineError | None]] = {}
         self._verdicts: OrderedDict[bytes, CallerError | None] = OrderedDict()

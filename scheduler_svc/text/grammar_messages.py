@@ -27,6 +27,8 @@ class Greeting:
     """For one question."""
     cache_bytes: int
     """Of compiled grammars that no row uses now."""
+    niceness: int = 0
+    """How much others go before it on the processor, as `nice` counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

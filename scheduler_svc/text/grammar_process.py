@@ -189,6 +189,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     except (ValueError, OSError):
         _write(sink, NOT_USABLE)
         return
+    os.nice(greeting.niceness)
     limit_memory(greeting.memory_bytes)
     silence()
     _write(sink, READY)

@@ -4,6 +4,7 @@ Wraps the `tokenizers` library. Knows nothing of prompts, templates or requests.
 """
 
 import json
+import string
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +17,24 @@ from scheduler_svc.text.pieces import ByteFallbackPieces, ByteLevelPieces, piece
 
 _FIELD = "tokenizer.json"
 
+_CERTAIN = string.ascii_letters + string.digits
+
 
 class TextTokenizer:
     """Made once at start, shared by all requests. Its slow calls release the interpreter lock."""
 
-    def __init__(self, tokenizer: Tokenizer, pieces: ByteLevelPieces | ByteFallbackPieces) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, pieces: ByteLevelPieces | ByteFallbackPieces, *, keeps_bytes: bool = False
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            tokenizer: the library's.
+            pieces: what its ids stand for.
+            keeps_bytes: it is byte-level and changes no text before it cuts it.
+        """
         self._tokenizer = tokenizer
+        self._longest_bytes = _longest_bytes(tokenizer) if keeps_bytes else None
         self._pieces = pieces
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -43,7 +56,9 @@ class TextTokenizer:
         if not isinstance(layout, dict):
             raise InvalidModelFile("tokenizer.json does not hold an object", field=_FIELD)
         tokenizer = _parse(text)
-        return cls(tokenizer, pieces_of(tokenizer, layout))
+        pieces = pieces_of(tokenizer, layout)
+        keeps_bytes = isinstance(pieces, ByteLevelPieces) and layout.get("normalizer") is None
+        return cls(tokenizer, pieces, keeps_bytes=keeps_bytes)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -68,6 +83,13 @@ class TextTokenizer:
             return bytes([piece])
         return piece.encode() if isinstance(piece, str) else piece
 
+    def least_tokens(self, text: str) -> int:
+        """A number that the ids of `text` are not below, at little cost; 0 when nothing can be said."""
+        if self._longest_bytes is None:
+            return 0
+        # Only letters and digits count: every vocabulary has them, while some lack other bytes, which are dropped.
+        return sum(text.count(char) for char in _CERTAIN) // self._longest_bytes
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, nothing added."""
         # The batch call is the one that releases the interpreter lock.
@@ -90,6 +112,19 @@ class TextTokenizer:
         if isinstance(self._pieces, ByteLevelPieces):
             return byte_level_decoder(self._pieces.piece, skipped=skipped)
         return byte_fallback_decoder(self._pieces, skipped=skipped)
+
+
+def _longest_bytes(tokenizer: Tokenizer) -> int | None:
+    """Of one id of a byte-level tokenizer; None: one may swallow any number of spaces."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added):
+        return None
+    # Each character of the vocabulary's names stands for one byte; added tokens stand for themselves.
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if not vocabulary.keys() >= set(_CERTAIN):
+        return None
+    named = max(map(len, vocabulary))
+    return max(named, *(len(token.content.encode()) for token in added))
 
 
 def _parse(text: str) -> Tokenizer:

@@ -5,9 +5,11 @@ Full encoding, without gRPC and edges. CPU time of this thread, since the machin
     python -m pytest -m bench -s tests/bench/test_bench_core_turn.py
 """
 
+import importlib
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +37,10 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 TURNS, WARM_UP = 96, 16
 MOST_MS = {256: 3.0, 1024: 12.0}
 MOST_US_PER_ROW_AND_1K = 1.0
+ROWS, CONTEXTS = (16, 64, 128, 256), (1024, 4096, 8192)
+MOST_BEND = 1.5
+"""Linear in rows: twice the rows take at most so many times twice the time."""
+BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def answer(plan: ForwardPlan) -> ForwardResult:
@@ -114,10 +120,45 @@ def test_one_turn_at_1024_tokens_a_row(rows: int) -> None:
 
 
 def test_the_curve_over_rows_and_context() -> None:
-    curve = {(rows, context): median_ms(rows, context) for rows in (16, 64, 256) for context in (1024, 4096, 8192)}
+    curve = {
+        (rows, context): took for context in CONTEXTS for rows, took in zip(ROWS, side_by_side(context), strict=True)
+    }
     print("\nrows  context  ms/turn  µs/row")
     for (rows, context), took in curve.items():
         print(f"{rows:4}  {context:7}  {took:7.2f}  {took / rows * 1e3:6.1f}")
+    for context in CONTEXTS:
+        slope, _ = np.polyfit(ROWS, [curve[rows, context] for rows in ROWS], 1)
+        print(f"{context} tokens a row: {slope * 1e3:.1f} µs a row more")
+        largest = curve[ROWS[-1], context]
+        assert largest <= MOST_BEND * ROWS[-1] / ROWS[-2] * curve[ROWS[-2], context]
+    draw(curve)
+
+
+def side_by_side(context: int) -> list[float]:
+    """Milliseconds a turn for each number of rows, turn by turn, since the machine's load changes."""
+    cores = [Core(rows, context) for rows in ROWS]
+    times = [[core.turn() for core in cores] for _ in range(WARM_UP + TURNS)][WARM_UP:]
+    return [statistics.median(column) / 1e6 for column in zip(*times, strict=True)]
+
+
+def draw(curve: dict[tuple[int, int], float]) -> None:
+    """As a picture, where matplotlib is installed."""
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+        return
+    figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for context in CONTEXTS:
+        axes.plot(ROWS, [curve[rows, context] for rows in ROWS], marker="o", label=f"{context} tokens a row")
+    axes.set(xlabel="running decode rows", ylabel="ms of CPU a turn", xlim=0, ylim=0)
+    axes.set_title("One turn of the core: result, schedule, plan, encoding")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    BUILD.mkdir(exist_ok=True)
+    figure.savefig(BUILD / "bench_core_turn.png", dpi=120)
+    print(f"drawn: {BUILD / 'bench_core_turn.png'}")
 
 
 def test_the_cost_of_longer_contexts() -> None:

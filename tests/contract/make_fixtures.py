@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -70,8 +71,12 @@ def result_cases() -> dict[str, ForwardResult]:
 def info_cases() -> dict[str, WorkerInfo]:
     decode, prefill = plans.make_full_info().buckets
     captured = (replace(decode, live=(16,), dead=(8,), graph_bytes=1 << 33, capture_ms=1234), prefill)
-    graphs = plans.make_info(buckets=captured)
-    return {"plain": plans.make_info(), "full": plans.make_full_info(), "graphs": graphs}
+    return {
+        "plain": plans.make_info(),
+        "full": plans.make_full_info(limits=plans.make_limits()),
+        "hidden-states": plans.make_full_info(),
+        "graphs": plans.make_info(buckets=captured),
+    }
 
 
 def fixtures() -> dict[str, bytes]:
@@ -84,6 +89,7 @@ def fixtures() -> dict[str, bytes]:
         bodies[f"{message.DESCRIPTOR.name}.plain"] = _serialize(message)
     bodies |= {f"{m.DESCRIPTOR.name}.{name}": _serialize(m) for name, m in _other_choices().items()}
     bodies |= {f"{message.DESCRIPTOR.name}.echo": _serialize(message) for message in _echo_messages()}
+    bodies |= {f"{message.DESCRIPTOR.name}.prompt": _serialize(message) for message in _prompt_messages()}
     return {f"{name}.bin": body for name, body in bodies.items()}
 
 
@@ -224,6 +230,26 @@ def _echo_messages() -> list[Message]:
         generate_pb2.GenerateRequest(text="x", echo=True),
         generate_pb2.GenerateChunk(prompt_text="x"),
         generate_pb2.Generation(prompt_text=""),
+    ]
+
+
+def _prompt_messages() -> list[Message]:
+    """Log-probabilities and hidden states of prompts: added after the first release."""
+    states = generate_pb2.HiddenStates(dtype="float32", hidden_size=1, first_pos=2, states=bytes(4))
+    answered: dict[str, Any] = {
+        "prompt_logprobs": [_token_logprob()],
+        "prompt_first_pos": 1,
+        "hidden_states": states,
+    }
+    return [
+        generate_pb2.GenerateRequest(
+            text="x",
+            prompt_logprobs=generate_pb2.PromptLogprobOptions(top=5, start=2),
+            hidden_states=generate_pb2.HIDDEN_STATE_SELECTION_FULL,
+        ),
+        generate_pb2.GenerateChunk(**answered),
+        generate_pb2.Generation(**answered),
+        generate_pb2.EmbedRequest(pooling="mean", normalize=False),
     ]
 
 

@@ -366,13 +366,6 @@ async def test_the_core_is_told_whose_prefixes_a_request_may_use(tmp_path: Path)
         assert {submit.priority for submit in edge.core.submits} == {-2}
 
 
-async def test_what_is_not_offered_says_so(tmp_path: Path) -> None:
-    async with running_edge(tmp_path) as edge:
-        error = await refused(edge.stub.Embed(pb.EmbedRequest()))
-        assert isinstance(error, errors.NotOffered)
-        assert "Embed" in error.message
-
-
 async def test_two_hundred_streams_at_once(tmp_path: Path) -> None:
     async with running_edge(tmp_path, step_s=0.01) as edge:
         requests = [text_request(chr(97 + index % 26), max_tokens=20) for index in range(200)]

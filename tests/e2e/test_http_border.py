@@ -60,14 +60,11 @@ def head(length: str, path: str = COMPLETION, *more: str) -> bytes:
 
 
 UNSUPPORTED = {
-    "n": 2,
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "auto",
     "functions": [{}],
     "function_call": "auto",
     "parallel_tool_calls": True,
-    "logit_bias": {"1": 5},
-    "response_format": {"type": "json_object"},
     "modalities": ["audio"],
     "audio": {"voice": "x"},
     "prediction": {},
@@ -89,7 +86,7 @@ async def test_each_field_that_is_not_offered_is_refused_by_name(tmp_path: Path)
             assert (status, error["param"], error["code"]) == (400, name, "unsupported"), name
             assert error["message"].startswith(f"{name} is not offered"), name
             assert error["type"] == "invalid_request_error"
-        for name, value in {"n": 2, "best_of": 2, "suffix": "x", "logit_bias": {"1": 5}}.items():
+        for name, value in {"best_of": 2, "suffix": "x"}.items():
             status, error = await refused(session.post(COMPLETION, json={"prompt": "a", name: value}))
             assert (status, error["param"], error["code"]) == (400, name, "unsupported"), name
         assert edge.core.submits == []
@@ -142,6 +139,66 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": MESSAGES, "user": "u" * 129}, "user", "user has 129 bytes or more; the limit is 128"),
     (CHAT, {"messages": MESSAGES, "stream_options": {"x": 1}}, "stream_options.x", "is not a field"),
     (CHAT, {"messages": MESSAGES, "min_tokens": 3, "max_tokens": 2}, "min_tokens", "the limit is max_tokens, 2"),
+    (CHAT, {"messages": MESSAGES, "n": 0}, "n", "n is 0; allowed: [1, 16]"),
+    (CHAT, {"messages": MESSAGES, "n": 17}, "n", "n is 17; allowed: [1, 16]"),
+    (CHAT, {"messages": MESSAGES, "n": 2.0}, "n", "valid integer"),
+    (CHAT, {"messages": MESSAGES, "n": -1}, "n", "greater than or equal"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"5": 101}}, "logit_bias[5]", "allowed: [-100, 100]"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"300": 1}}, "logit_bias[300]", "allowed: [0, 299]"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"-1": 1}}, "logit_bias[-1]", "allowed: [0, 299]"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"05": 1}}, "logit_bias", "not a token id"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"9" * 30: 1}}, "logit_bias", "not a token id"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"5": "1"}}, "logit_bias.5", "valid number"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": [5]}, "logit_bias", "valid dictionary"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "limit is 300"),
+    (CHAT, {"messages": MESSAGES, "allowed_token_ids": [300]}, "allowed_token_ids[0]", "allowed: [0, 299]"),
+    (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format", "whose type is text"),
+    (CHAT, {"messages": MESSAGES, "response_format": "text"}, "response_format", "should be an object"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "Field required",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}},
+        "response_format.json_schema.schema",
+        "valid dictionary",
+    ),
+    (CHAT, {"messages": MESSAGES, "structured_outputs": []}, "structured_outputs", "it should be an object"),
+    (CHAT, {"messages": MESSAGES, "structured_outputs": {}}, "structured_outputs", "it has none"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "structured_outputs",
+        "it has regex, choice",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+        "cannot be combined with response_format",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "structured_outputs": {"choice": ["a", ""]}},
+        "structured_outputs.choice[1]",
+        "structured_outputs.choice[1] is empty",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "structured_outputs": {"xgrammar": "a"}},
+        "structured_outputs.xgrammar",
+        "not a field",
+    ),
+    (
+        CHAT,
+        {"messages": MESSAGES, "structured_outputs": {"regex": "a"}, "ignore_eos": True},
+        "ignore_eos",
+        "cannot be combined with regex",
+    ),
+    (CHAT, {"messages": MESSAGES, "guided_regex": "a"}, "guided_regex", "is not a field"),
     (COMPLETION, {}, "prompt", "Field required"),
     (COMPLETION, {"prompt": ""}, "prompt", "prompt is empty"),
     (COMPLETION, {"prompt": []}, "prompt", "at least 1 item"),
@@ -185,16 +242,33 @@ async def test_what_is_no_json_object_is_refused(tmp_path: Path) -> None:
         b'"a"',
         b'{"prompt": "\\ud800"}',
         b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a"} {}',
+        b'{"prompt": "\xff"}',
+        b'\xef\xbb\xbf{"prompt": "a"}',
     )
     async with front(tmp_path) as (edge, session):
         for body in bodies:
             status, error = await refused(session.post(COMPLETION, data=body, headers=JSON))
             assert (status, error["code"]) == (400, "invalid_request"), body[:20]
-        status, error = await refused(
-            session.post(COMPLETION, data=b'{"prompt": "a", "temperature": NaN}', headers=JSON)
-        )
-        assert (status, error["param"]) == (400, "temperature")
-        assert edge.metric("request_rejections_total", reason="INVALID_REQUEST") == len(bodies) + 1
+        for sent, param in (
+            (b'{"prompt": "a", "temperature": NaN}', "temperature"),
+            (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
+            (b'{"prompt": "a", "seed": 1e400}', "seed"),
+            (b'{"prompt": "a", "prompt": "b"}', "prompt"),
+            (b'{"prompt": "a", "logit_bias": {"5": 1e400}}', "logit_bias[5]"),
+        ):
+            status, error = await refused(session.post(COMPLETION, data=sent, headers=JSON))
+            assert (status, error["param"]) == (400, param), sent
+        assert edge.metric("request_rejections_total", reason="INVALID_REQUEST") == len(bodies) + 5
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(tmp_path: Path) -> None:
+    async with front(tmp_path) as (_, session):
+        status, error = await refused(session.post(COMPLETION, json={"prompt": "a" * 100_000}))
+        assert (status, error["param"]) == (400, "prompt")
+        assert "tokens or more; the context of 128" in error["message"]
 
 
 async def test_other_content_types_and_encodings_are_415(tmp_path: Path) -> None:

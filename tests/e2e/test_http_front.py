@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,9 +11,12 @@ import numpy as np
 import openai
 import pytest
 
-from protos.forwardplane.v1.bridge_pb2 import StreamError
+from protos.forwardplane.v1.bridge_pb2 import StreamError, SubmitStream
 from protos.forwardplane.v1.sampling_pb2 import FinishReason
+from scheduler_svc.text.grammar_checker import GrammarChecker
+from scheduler_svc.text.grammar_messages import Greeting
 from tests.support.edge_harness import CHATML, Edge, running_edge
+from tests.support.tiny_tokenizer import EOS, byte_level_tokenizer, write_tokenizer
 
 SMILE = "🙂".encode()
 HELLO = [{"role": "user", "content": "hi"}]
@@ -163,6 +167,88 @@ async def test_several_prompts_of_text_and_ids(tmp_path: Path) -> None:
         assert len({submit.request_id for submit in edge.core.submits}) == 7
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_samples_of_each_prompt_are_choices_by_index(tmp_path: Path, is_streamed: bool) -> None:
+    def by_sample(submit: SubmitStream) -> list[int]:
+        first, *_ = np.frombuffer(submit.prompt_ids, "<i4").tolist()
+        return [first, 48 + submit.sampling.sample_index]
+
+    async with front(tmp_path, script=by_sample) as (edge, client):
+        options = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
+        made = await client.completions.create(model="tiny", prompt=["a", "b"], n=3, best_of=3, logprobs=0, **options)
+        parts = [part async for part in made] if is_streamed else [made]
+        choices = [choice for part in parts for choice in part.choices]
+        texts = ["".join(choice.text for choice in choices if choice.index == index) for index in range(6)]
+        assert texts == ["a0", "a1", "a2", "b0", "b1", "b2"]
+        named = [[t for c in choices if c.index == index for t in c.logprobs.tokens] for index in range(6)]
+        assert ["".join(names) for names in named] == texts
+        ends = [(choice.index, choice.finish_reason) for choice in choices if choice.finish_reason]
+        assert sorted(ends) == [(index, "length") for index in range(6)]
+        usage = parts[-1].usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens) == (2, 12, 2)
+        assert sorted({submit.sampling.sample_index for submit in edge.core.submits}) == [0, 1, 2]
+        assert len({submit.request_id for submit in edge.core.submits}) == 2
+
+        chat = await client.chat.completions.create(model="tiny", messages=HELLO, n=16, stream=is_streamed)
+        parts = [part async for part in chat] if is_streamed else [chat]
+        roles = [c.index for p in parts for c in p.choices if (c.delta if is_streamed else c.message).role]
+        assert sorted(roles) == list(range(16))
+
+
+@contextlib.asynccontextmanager
+async def grammars(folder: Path) -> AsyncIterator[GrammarChecker]:
+    tokenizer = byte_level_tokenizer()
+    greeting = Greeting(
+        tokenizer=str(write_tokenizer(folder, tokenizer)),
+        vocab_size=tokenizer.get_vocab_size(),
+        eos_token_ids=(tokenizer.token_to_id(EOS),),
+        memory_bytes=256 << 20,
+        cpu_s=2,
+        cache_bytes=1 << 20,
+    )
+    checker = GrammarChecker(greeting)
+    await checker.start()
+    try:
+        yield checker
+    finally:
+        await checker.stop()
+
+
+async def test_what_the_sampler_is_told_and_what_the_output_has_to_match(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked = {"model": "tiny", "messages": HELLO}
+    (tmp_path / "model").mkdir()
+    async with grammars(tmp_path / "model") as checker, front(tmp_path, grammars=checker) as (edge, client):
+        await client.chat.completions.create(
+            response_format=as_schema(schema), logit_bias={"97": -100, "5": 1.5}, **asked
+        )
+        await client.chat.completions.create(extra_body={"structured_outputs": {"choice": ["a", "b"]}}, **asked)
+        first, second = edge.core.submits
+        assert np.frombuffer(first.sampling.bias_ids, "<u4").tolist() == [5, 97]
+        assert np.frombuffer(first.sampling.bias_values, "<f4").tolist() == [1.5, -100]
+        assert (first.grammar.kind, json.loads(first.grammar.source)) == ("json_schema", schema)
+        assert (second.grammar.kind, json.loads(second.grammar.source)) == ("choice", ["a", "b"])
+
+
+async def test_what_an_output_cannot_match_is_refused_by_the_callers_name(tmp_path: Path) -> None:
+    refused = (
+        ({"response_format": as_schema({"type": "wibble"})}, "response_format.json_schema.schema"),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs.regex"),
+    )
+    (tmp_path / "model").mkdir()
+    async with grammars(tmp_path / "model") as checker, front(tmp_path, grammars=checker) as (edge, client):
+        for fields, param in refused:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(model="tiny", messages=HELLO, **fields)
+            assert caught.value.param == param
+            assert caught.value.body["message"].startswith(param)
+        assert edge.core.submits == []
+
+
+def as_schema(schema: dict[str, object]) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+
+
 async def test_echo_puts_the_prompt_before_the_text(tmp_path: Path) -> None:
     async with front(tmp_path) as (edge, client):
         for prompt, echoed in (("hé ", "hé "), ([97, edge.eos_id], "a<|im_end|>")):
@@ -218,9 +304,9 @@ async def test_models(tmp_path: Path) -> None:
 async def test_what_is_not_offered_or_not_there(tmp_path: Path) -> None:
     async with front(tmp_path) as (edge, client):
         with pytest.raises(openai.APIStatusError) as caught:
-            await client.embeddings.create(model="tiny", input="abc")
-        assert (caught.value.status_code, caught.value.code) == (501, "not_offered")
-        assert "/v1/embeddings is not offered" in caught.value.message
+            await client.embeddings.create(model="tiny", input="abc", dimensions=8)
+        assert (caught.value.status_code, caught.value.code) == (400, "unsupported")
+        assert caught.value.param == "dimensions"
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="other", messages=HELLO)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

@@ -1,7 +1,6 @@
 """The core process for real, with a fake worker and the edge's end of the bridge in this process."""
 
 import asyncio
-import signal
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -12,6 +11,7 @@ from protos.forwardplane.v1.bridge_pb2 import CancelStream, ResolvedSampling, Su
 from protos.forwardplane.v1.sampling_pb2 import FINISH_REASON_LENGTH
 from protos.service.lifecycle import ExitCode
 from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.bridge.parent_watch import STOP_ORDER
 from tests.support.core_harness import make_spec, oracle, small_info
 from tests.support.core_process import LIMIT_S, CoreProcess, write_model_folder
 from tests.support.fake_worker_server import FakeWorkerServer
@@ -112,7 +112,7 @@ async def test_streams_of_two_edges_run_together_and_the_core_stops_cleanly(tmp_
             assert await core.metric("kv_pages_used") == 0
             assert await core.metric("worker_up", worker=f"{first.loads[0].workers[0].name}") == 1
             assert await core.metric("plan_rtt_seconds_count", worker=first.loads[0].workers[0].name) > 0
-            core.process.send_signal(signal.SIGTERM)
+            core.process.send_signal(STOP_ORDER)
             await asyncio.sleep(0.1)
             assert core.process.returncode is None, "the core waits for its edges"
         assert await core.ended() == 0

@@ -10,6 +10,9 @@ import pytest
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import Chat, GenerateOptions
 from protos.wire.errors import InvalidRequest
+from scheduler_svc.text.grammar_source import GrammarKind
+from tests.support.hostile_grammars import hostile_grammars
+from tests.support.hostile_requests import ask_for, check_refusal
 from tests.support.served import served
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -110,3 +113,26 @@ async def test_sample_i_does_not_depend_on_n_nor_on_its_mates(server):
     assert alone.token_ids == four[0].token_ids == also.token_ids
     assert len({sample.token_ids for sample in four}) == 4
     assert [sample.usage.prompt_tokens > 0 for sample in four] == [True, False, False, False]
+
+
+async def test_hostile_grammars_fail_alone_while_others_decode(server):
+    """A few of the two hundred here; all of them in `test_hostile_grammars.py` and in the bench."""
+    plain = GenerateOptions(max_tokens=24, temperature=0.0, ignore_eos=True)
+    hostile = [source for source in hostile_grammars() if source.kind is not GrammarKind.CHOICE][::24]
+    async with AsyncGenerationClient(server.target) as client:
+        alone = [(await one(client, options)).token_ids for options in (plain, AS_JSON)]
+        disturbing = asyncio.gather(*(ask_for(client, source) for source in hostile))
+        mates = []
+        while not disturbing.done():
+            mates += await asyncio.gather(one(client, plain), one(client, AS_JSON))
+        ends = await disturbing
+        after = [(await one(client, options)).token_ids for options in (plain, AS_JSON)]
+    refused = [(source, error) for source, error in zip(hostile, ends, strict=True) if error is not None]
+    assert len(refused) >= len(hostile) // 4
+    for source, error in refused:
+        check_refusal(source, error)
+    assert mates
+    assert [mate.token_ids for mate in mates] == alone * (len(mates) // 2)
+    assert after == alone
+    assert all(process.status() != psutil.STATUS_ZOMBIE for process in grammar_processes(server))
+    assert len(grammar_processes(server)) == len({process.pid for process in grammar_processes(server)}) <= 3

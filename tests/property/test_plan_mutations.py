@@ -22,7 +22,7 @@ from tests.support.results import make_rejected_result, make_result
 
 WIDTH = 1000
 SMALL = plans.make_info(logits_width=WIDTH, limits=plans.make_limits(context_tokens=200, max_rows=8, max_tokens=64))
-FULL = plans.make_full_info(logits_width=WIDTH, limits=SMALL.limits)
+FULL = plans.make_full_info(logits_width=WIDTH, limits=replace(SMALL.limits, max_hidden_states=20))
 MIXED = plans.make_mixed_plan(info=SMALL)
 RICH = plans.make_rich_plan(FULL)
 GRAPH = with_value(

@@ -53,6 +53,7 @@ def test_any_ids(stream: tuple[str, list[int]], keep_special: bool) -> None:
 @given(name=names, text=st.text(max_size=60))
 def test_no_part_of_a_text_breaks_a_character(name: str, text: str) -> None:
     ids = tokenizer(name).encode(text)
+    assert tokenizer(name).least_tokens(text) <= len(ids)
     given_parts = parts(name, ids, keep_special=True)
     whole = tokenizer(name).decode(ids, keep_special=True)
     assert "".join(given_parts) == whole

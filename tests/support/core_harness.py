@@ -17,6 +17,7 @@ from scheduler_svc.core.events import (
     Instruction,
     MaskReady,
     NeedMask,
+    PromptAnswered,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
@@ -136,6 +137,7 @@ class CoreHarness:
         self.specs: dict[StreamKey, RequestSpec] = {}
         self.outputs: dict[StreamKey, list[int]] = {}
         self.logprobs: dict[StreamKey, list[object]] = {}
+        self.prompts: dict[StreamKey, PromptAnswered] = {}
         self.ends: dict[StreamKey, RequestFinished | RequestRefused] = {}
         self.plans: list[tuple[str, ForwardPlan]] = []
         self.masks: deque[NeedMask] = deque()
@@ -219,6 +221,11 @@ class CoreHarness:
         match instruction:
             case SendPlan(worker, plan):
                 self._record_plan(worker, plan)
+            case PromptAnswered():
+                assert instruction.stream not in self.ends, "an answer after the last word"
+                assert instruction.stream not in self.prompts, "a prompt answered twice"
+                assert not self.outputs.get(instruction.stream), "a prompt answered after its first token"
+                self.prompts[instruction.stream] = instruction
             case TokensReleased():
                 got = self.outputs.setdefault(instruction.stream, [])
                 assert instruction.stream not in self.ends, "a token after the last word"

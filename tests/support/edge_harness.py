@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.channel import caller_channel
 from protos.service.model_files import GenerationDefaults, ModelCard
+from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.core_link import CoreLink
@@ -69,6 +70,7 @@ async def running_edge(
     max_streams: int = 1024,
     grammars: GrammarChecker | None = None,
     http_limits: dict[str, float] | None = None,
+    max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
     **core_options: object,
@@ -89,7 +91,7 @@ async def running_edge(
     registry = CollectorRegistry()
     parts = EdgeParts(
         link=link,
-        admission=Admission(link, tokenizer, encoder),
+        admission=Admission(link, tokenizer, encoder, max_hidden_mode=max_hidden_mode),
         tokenizer=tokenizer,
         encoder=encoder,
         metrics=create_edge_metrics(registry),

@@ -12,8 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, EdgeToCore, StreamError, SubmitStream
-from protos.forwardplane.v1.generate_pb2 import FlushCacheReply, GetLoadReply
+from protos.forwardplane.v1.bridge_pb2 import (
+    CancelStream,
+    CoreModel,
+    CoreToEdge,
+    EdgeToCore,
+    PromptAnswer,
+    StateUse,
+    StreamError,
+    SubmitStream,
+)
+from protos.forwardplane.v1.generate_pb2 import FlushCacheReply, GetLoadReply, HiddenStates
 from protos.forwardplane.v1.sampling_pb2 import FinishReason, TokenLogprob, TopLogprob
 from scheduler_svc.bridge.frames import frame, read_body
 
@@ -128,6 +137,13 @@ class FakeCore:
         for stream_id, stream in list(self.streams.items()):
             submit = stream.submit
             update = message.updates.add(stream_id=stream_id, first_pos=stream.sent)
+            if submit.HasField("prompt_wants") and not stream.sent:
+                update.prompt.CopyFrom(prompt_answer(submit))
+            if not submit.max_tokens:
+                update.finish.reason = FinishReason.FINISH_REASON_LENGTH
+                update.usage.prompt_tokens = len(submit.prompt_ids) // 4
+                del self.streams[stream_id]
+                continue
             new = list(stream.ids[stream.sent : stream.sent + self.ids_per_step])
             stops = set(np.frombuffer(submit.stop_token_ids, "<u4").tolist())
             stop_at = next((index for index, token_id in enumerate(new) if token_id in stops), None)
@@ -150,3 +166,23 @@ class FakeCore:
                 update.usage.output_tokens = stream.sent
                 del self.streams[stream_id]
         return message
+
+
+def prompt_answer(submit: SubmitStream) -> PromptAnswer:
+    """Log-probability of position p is -p; a state is (3 + first id, 4)."""
+    wants, ids = submit.prompt_wants, np.frombuffer(submit.prompt_ids, "<i4")
+    answer = PromptAnswer()
+    if wants.HasField("logprobs_from"):
+        positions = np.arange(wants.logprobs_from, len(ids))
+        best = np.tile(np.arange(wants.top_logprobs, dtype="<i4"), (len(positions), 1))
+        answer.logprobs.first_pos = wants.logprobs_from
+        answer.logprobs.token_ids = ids[positions].tobytes()
+        answer.logprobs.values = (-positions).astype("<f4").tobytes()
+        answer.logprobs.top = wants.top_logprobs
+        answer.logprobs.top_ids = best.tobytes()
+        answer.logprobs.top_values = (-1.0 - best).astype("<f4").tobytes()
+    if wants.states:
+        count = len(ids) if wants.states == StateUse.STATE_USE_FULL else 1
+        states = np.tile(np.array([3 + ids[0], 4], "<f4"), (count, 1))
+        answer.states.MergeFrom(HiddenStates(dtype="float32", hidden_size=2, states=states.tobytes()))
+    return answer

@@ -15,6 +15,7 @@ from protos.wire.plan import ForwardPlan, Mask, PageTable
 from protos.wire.result import ForwardOutcome, ForwardResult, PlanRejection, ResultColumns, ResultLogprobs
 from protos.wire.validate import validate_plan
 from protos.wire.worker_info import SubPool, WorkerInfo
+from tests.support.fake_inputs import with_inputs
 
 _WORD = (1 << 64) - 1
 _START = 0x243F6A8885A308D3
@@ -168,10 +169,18 @@ class FakeWorker:
             self._ring[plan.identity.seq] = []
             return ForwardResult(identity=plan.identity, rejection=rejection)
         answers = [self._run_row(plan, row, tokens) for row, tokens in enumerate(_row_tokens(plan))]
+        failed = [isinstance(answer, RowFailure) for answer in answers]
         self._ring[plan.identity.seq] = [
             _sampled(plan, row, answer) if isinstance(answer, int) else None for row, answer in enumerate(answers)
         ]
-        return _result(plan, answers, logits_width=self._info.logits_width)
+        result = _result(plan, answers, logits_width=self._info.logits_width)
+        return with_inputs(result, plan, lambda row: [] if failed[row] else self._tags(plan, row))
+
+    def _tags(self, plan: ForwardPlan, row: int) -> list[int]:
+        """What the first sub-pool holds of the row's tokens in this plan."""
+        slots = _slots(plan.page_tables[0], row, page_size=self._info.sub_pools[0].page_size)
+        first, end = int(plan.rows.first_positions[row]), int(plan.rows.seq_lens[row])
+        return [self._kv[0][slots[position]] for position in range(first, end)]
 
     def _run_row(self, plan: ForwardPlan, row: int, tokens: list[int | tuple[int, int]]) -> int | RowFailure | None:
         """A token, a failure, or None for a row that does not sample."""

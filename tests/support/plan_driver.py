@@ -10,7 +10,7 @@ import numpy as np
 
 from protos.wire.canary_chain import chain_hash, domain_seed
 from protos.wire.codec import decode_plan, encode_plan
-from protos.wire.enums import Feature, RowFailure, RowStatus
+from protos.wire.enums import Feature, HiddenMode, RowFailure, RowStatus
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
 from protos.wire.result import ForwardResult
 from protos.wire.validate import validate_plan
@@ -34,10 +34,20 @@ class Request:
     seed: int = 0
     sample_index: int = 0
     top_logprobs: int = 0
+    score_from: int | None = None
+    """First position whose following token's log-probability is asked for."""
+    score_top: int = 0
+    hidden_mode: HiddenMode = HiddenMode.NULL
+    """LAST only with the prompt's last chunk."""
+    prefill_only: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of each sampled token, where `top_logprobs` is not 0."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
+    states: list[np.ndarray] = field(default_factory=list)
+    """One a token, as far as asked for."""
     failure: RowFailure | None = None
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
@@ -51,7 +61,9 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        if self.failure is not None or len(self.token_ids) >= self.max_new:
+        if self.prefill_only and self.kv_len == len(self.prompt_ids):
+            return True
+        if self.failure is not None or (len(self.token_ids) >= self.max_new and not self.prefill_only):
             return True
         return bool(self.token_ids) and self.token_ids[-1] in self.stop_ids
 
@@ -93,11 +105,13 @@ class PlanDriver:
             info=self.info,
             seq=self._seq,
             sampling=_sampling(placed),
-            logprobs=_logprobs(placed),
+            logprobs=_logprobs(placed, rows),
         )
         sample_indices = plans.u32(*(request.sample_index for request, _ in placed))
-        plan = replace(plan, rows=replace(plan.rows, sample_indices=sample_indices, **self._canary(placed)))
-        plan = decode_plan(encode_plan(self.change(plan)))
+        modes = [_hidden_mode(request, row) for (request, _), row in zip(placed, rows, strict=True)]
+        hidden_modes = plans.u8(*modes) if set(modes) - {HiddenMode.NULL} else None
+        columns = replace(plan.rows, sample_indices=sample_indices, hidden_modes=hidden_modes, **self._canary(placed))
+        plan = decode_plan(encode_plan(self.change(replace(plan, rows=columns))))
         validate_plan(plan, self.info)
         result = self.executor.execute(plan)
         self.results.append(result)
@@ -132,7 +146,7 @@ class PlanDriver:
                 plans.Row(
                     cached=request.kv_len,
                     extend=length,
-                    samples=int(end == len(request.known_ids)),
+                    samples=int(end == len(request.known_ids) and not request.prefill_only),
                     handle=request.handle,
                     ids=request.known_ids[request.kv_len : end],
                     pages=list(request.pages),
@@ -149,6 +163,7 @@ class PlanDriver:
         assert columns.positions[row] == request.kv_len - 1
         if columns.statuses[row] == RowStatus.FAILED:
             request.failure = RowFailure(int(columns.failures[row]))
+        _take_inputs(request, result, row=row)
         if columns.statuses[row] != RowStatus.TOKEN:
             return
         request.token_ids.append(int(columns.token_ids[row]))
@@ -173,10 +188,55 @@ def _sampling(placed: list[tuple[Request, int]]) -> SamplingColumns | None:
     )
 
 
-def _logprobs(placed: list[tuple[Request, int]]) -> LogprobColumns | None:
+def _logprobs(placed: list[tuple[Request, int]], rows: list[plans.Row]) -> LogprobColumns | None:
     counts = [request.top_logprobs for request, _ in placed]
-    if not any(counts):
+    scored = [
+        _scored(request, row) if request.score_from is not None else (row.cached + row.extend, [])
+        for (request, _), row in zip(placed, rows, strict=True)
+    ]
+    wants_prompt = any(targets for _, targets in scored)
+    if not any(counts) and not wants_prompt:
         return None
-    return LogprobColumns(
-        output_wanted=plans.u8(*(int(count > 0) for count in counts)), output_top_counts=plans.u8(*counts)
-    )
+    columns = LogprobColumns()
+    if any(counts):
+        wanted = plans.u8(*(int(count > 0) for count in counts))
+        columns = LogprobColumns(output_wanted=wanted, output_top_counts=plans.u8(*counts))
+    if wants_prompt:
+        columns = replace(
+            columns,
+            prompt_starts=plans.i32(*(start for start, _ in scored)),
+            prompt_top_counts=plans.u8(*(request.score_top for request, _ in placed)),
+            target_indptr=plans.u32(0, *np.cumsum([len(targets) for _, targets in scored])),
+            target_ids=plans.i32(*(token for _, targets in scored for token in targets)),
+        )
+    return columns
+
+
+def _scored(request: Request, row: plans.Row) -> tuple[int, list[int]]:
+    """First position and the tokens that follow. Behind the prompt's end of a row that does not sample comes a 0."""
+    end = row.cached + row.extend
+    assert request.score_from is not None
+    start = min(max(request.score_from, row.cached), end)
+    following = [*request.known_ids, 0][start + 1 : end + 1]
+    return start, following[: end - start - row.samples]
+
+
+def _hidden_mode(request: Request, row: plans.Row) -> HiddenMode:
+    if request.hidden_mode is HiddenMode.LAST and row.cached + row.extend < len(request.prompt_ids):
+        return HiddenMode.NULL
+    return request.hidden_mode if row.cached < len(request.prompt_ids) else HiddenMode.NULL
+
+
+def _take_inputs(request: Request, result: ForwardResult, *, row: int) -> None:
+    logprobs, states = result.logprobs, result.hidden_states
+    if logprobs is not None and logprobs.prompt is not None:
+        span = range(logprobs.prompt_indptr[row], logprobs.prompt_indptr[row + 1])
+        request.prompt_logprobs += logprobs.prompt[span.start : span.stop].tolist()
+        for position in span:
+            best = slice(logprobs.prompt_top_indptr[position], logprobs.prompt_top_indptr[position + 1])
+            pairs = zip(logprobs.prompt_top_ids[best].tolist(), logprobs.prompt_top_values[best].tolist(), strict=True)
+            request.prompt_top.append(list(pairs))
+    if states is not None:
+        assert states.dtype == "float32"
+        table = states.states.view(np.float32).reshape(-1, states.hidden_size)
+        request.states += list(table[states.indptr[row] : states.indptr[row + 1]])

@@ -97,6 +97,10 @@ def _rows(plan: ForwardPlan, info: WorkerInfo) -> Iterator[str]:
             yield f"sample index of row {row}"
         if not 1 <= columns.get("hidden_modes", [1] * count)[row] <= info.max_hidden_mode:
             yield f"hidden mode of row {row}"
+    states = {1: lambda _: 0, 2: lambda _: 1, 3: lambda row: columns["extend_lens"][row]}
+    modes = columns.get("hidden_modes", [])
+    if sum(states.get(mode, lambda _: 0)(row) for row, mode in enumerate(modes)) > info.limits.max_hidden_states:
+        yield "too many hidden states"
 
 
 def _forwards(plan: ForwardPlan, info: WorkerInfo) -> Iterator[str]:
@@ -349,6 +353,9 @@ def _logprobs(plan: ForwardPlan, info: WorkerInfo) -> Iterator[str]:
     if len(starts) != plan.rows.num_rows or table is None:
         yield "table"
         return
+    tops = _numbers(logprobs.prompt_top_counts) or [0] * len(starts)
+    if sum(len(table[row][0]) * (1 + 2 * top) for row, top in enumerate(tops)) > 1 << 20:
+        yield "too many prompt values"
     for row, start in enumerate(starts):
         first, end = int(plan.rows.first_positions[row]), int(plan.rows.seq_lens[row])
         known_end = end - 1 if plan.rows.samples[row] else end

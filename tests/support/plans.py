@@ -108,6 +108,8 @@ def make_full_info(**changes: Any) -> WorkerInfo:
         "sub_pools": (full_sub_pool(), window_sub_pool()),
         "features": MANY_FEATURES,
         "max_hidden_mode": HiddenMode.FULL,
+        # As many as the rich plan asks for.
+        "limits": make_limits(max_hidden_states=17),
         "buckets": (
             Buckets(phase=GraphPhase.DECODE, sizes=(1, 2, 4, 8, 16), live=(1, 2, 4, 8, 16)),
             Buckets(phase=GraphPhase.PREFILL, sizes=(16, 32, 64), live=(16, 32), slots=8),

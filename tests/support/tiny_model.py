@@ -47,6 +47,8 @@ class HistoryRunner:
         self.slot_ids = np.full(self.pool.num_pages * self.pool.page_size, -1)
         self.slot_positions = np.full_like(self.slot_ids, -1)
         self.batches = []
+        self.states = []
+        self.largest_block = 0
 
     def refusal(self, batch):
         return None
@@ -70,7 +72,25 @@ class HistoryRunner:
             last_hidden=torch.zeros(batch.num_reqs, 1),
             logits=torch.from_numpy(np.array(logits, np.float32).reshape(-1, WIDTH)),
             finite=finite,
+            hidden=self._hidden(batch, histories) if batch.wants_all_hidden else None,
         )
+
+    def _hidden(self, batch, histories) -> torch.Tensor:
+        """[num_tokens, 1]: of each token the place of its history, from which `logits` finds it again."""
+        ends = batch.last_token_rows.numpy()
+        lengths = batch.query_lens_host()
+        self.states = [
+            history[: len(history) - (end - token)]
+            for history, end, length in zip(histories, ends, lengths, strict=True)
+            for token in range(end - length + 1, end + 1)
+        ]
+        return torch.arange(len(self.states), dtype=torch.float32)[:, None]
+
+    def logits(self, hidden):
+        histories = [self.states[int(place)] for place in hidden[:, 0]]
+        self.largest_block = max(self.largest_block, len(histories))
+        poisoned = [history_logits(history) * (np.nan if POISON in history else 1) for history in histories]
+        return torch.from_numpy(np.array(poisoned, np.float32).reshape(-1, WIDTH))
 
     def _history(self, batch, pages, row) -> list[int]:
         row_pages = pages.kv_indices_host[pages.kv_indptr_host[row] : pages.kv_indptr_host[row + 1]]

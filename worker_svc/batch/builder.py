@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protos.wire.enums import HiddenMode
 from protos.wire.plan import Forward, ForwardPlan, PageTable
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import ModeTraits, traits_of
 from worker_svc.batch.owned import Array, device_copy, frozen_copy
 from worker_svc.batch.page_group import PageGroup
 from worker_svc.batch.positions import decode_positions, extend_positions, page_places, start_offsets, token_rows
+from worker_svc.batch.prompt_rows import prompt_logprob_group
 from worker_svc.batch.row_groups import ExtendGroup
 from worker_svc.batch.sampled_rows import hidden_group, logprob_group, sampling_group
 from worker_svc.kv.write_plan import SlotTranslator, WritePlan, window_index
@@ -48,8 +50,24 @@ class _Step:
 class BatchBuilder:
     """Builds batches for one device. Keeps no plan and no batch."""
 
-    def __init__(self, *, translator: SlotTranslator, page_sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        translator: SlotTranslator,
+        page_sizes: Sequence[int],
+        device: torch.device,
+        hidden_mode: HiddenMode = HiddenMode.NULL,
+    ) -> None:
+        """Build for one device.
+
+        Args:
+            translator: of the worker's pools.
+            page_sizes: of each sub-pool.
+            device: where tensors go.
+            hidden_mode: which hidden states every forward keeps at least.
+        """
         self._translator = translator
+        self._hidden_mode = hidden_mode
         self._page_sizes = tuple(page_sizes)
         self._device = device
 
@@ -98,8 +116,13 @@ class BatchBuilder:
             write_plan=step.write_plan,
             extend=self._extend_group(plan, rows) if traits.has_extend_group else None,
             sampling=sampling_group(plan, first_row=rows.start, sampled=sampled),
-            logprobs=logprob_group(plan, first_row=rows.start, sampled=sampled),
-            hidden=hidden_group(plan, rows),
+            logprobs=logprob_group(
+                plan,
+                first_row=rows.start,
+                sampled=sampled,
+                prompt=prompt_logprob_group(plan, rows, token_starts=layout.starts),
+            ),
+            hidden=hidden_group(plan, rows, server_mode=self._hidden_mode),
         )
 
     def _page_group(self, table: PageTable, rows: slice, *, slots: Array) -> PageGroup:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protos.wire.enums import ForwardMode, GraphRefusal
+from protos.wire.enums import ForwardMode, GraphRefusal, HiddenMode
 from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_mode import traits_of
 from worker_svc.batch.owned import Array, frozen_copy, is_same, with_tail
@@ -63,6 +63,13 @@ class ForwardBatch:
     logprobs: LogprobGroup | None = None
     hidden: HiddenCaptureGroup | None = None
     padding: PaddingCounts | None = None
+
+    @property
+    def wants_all_hidden(self) -> bool:
+        """Whether the final hidden state of every token is needed, not only of each row's last."""
+        if self.hidden is not None and self.hidden.mode >= HiddenMode.FULL:
+            return True
+        return self.logprobs is not None and self.logprobs.prompt is not None
 
     @property
     def num_reqs(self) -> int:
@@ -121,7 +128,7 @@ class ForwardBatch:
         if self.sampling is not None:
             self.sampling.check(num_reqs=self.real_reqs, num_logits=self.real_logits)
         if self.logprobs is not None:
-            self.logprobs.check(num_logits=self.real_logits)
+            self.logprobs.check(num_reqs=self.real_reqs, num_tokens=self.real_tokens, num_logits=self.real_logits)
         if self.hidden is not None:
             self.hidden.check(num_reqs=self.num_reqs)
         if self.padding is not None:

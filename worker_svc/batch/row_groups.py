@@ -5,7 +5,7 @@ whole or not at all. Guards: host copy equals device tensor; padding adds no sam
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -117,20 +117,46 @@ class SamplingGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobGroup:
+    """Positions whose following token's log-probability is wanted, row after row. P of them; host arrays, read-only."""
+
+    rows: Array
+    """[P] int64: row of this batch, not falling."""
+    token_rows: Array
+    """[P] int64: index of the token at that position."""
+    target_ids: Array
+    """[P] int64: the token that follows."""
+    top_counts: Array
+    """[P] int64: how many best tokens to return."""
+
+    def check(self, *, num_reqs: int, num_tokens: int) -> None:
+        """Assert one element per position, all inside the batch."""
+        columns = (self.token_rows, self.target_ids, self.top_counts)
+        assert all(column.shape == self.rows.shape for column in columns)
+        assert bool((np.diff(self.rows) >= 0).all())
+        assert bool(((self.rows >= 0) & (self.rows < num_reqs)).all())
+        assert bool(((self.token_rows >= 0) & (self.token_rows < num_tokens)).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogprobGroup:
-    """Which sampled rows return log-probabilities of the raw distribution. Present iff one does."""
+    """Which log-probabilities of the raw distribution the rows return. Present iff one does."""
 
     wanted: Array
     """[K] bool: return the sampled token's log-probability."""
     top_counts: Array
     """[K] int64: how many best tokens to return."""
+    prompt: PromptLogprobGroup | None = None
+    """Of input tokens; None: none."""
 
-    def check(self, *, num_logits: int) -> None:
-        """Assert one element per sampled row."""
+    def check(self, *, num_reqs: int, num_tokens: int, num_logits: int) -> None:
+        """Assert one element per sampled row, and that positions are inside the batch."""
         assert self.wanted.shape == self.top_counts.shape == (num_logits,)
+        if self.prompt is not None:
+            self.prompt.check(num_reqs=num_reqs, num_tokens=num_tokens)
 
     def pad(self) -> "LogprobGroup":
-        """Itself: padding adds no row that samples."""
+        """Itself: padding adds no row that samples and no position that is asked for."""
         return self
 
     def trim(self) -> "LogprobGroup":
@@ -140,15 +166,17 @@ class LogprobGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HiddenCaptureGroup:
-    """Which hidden states the rows return. Present iff a row returns some."""
+    """Which final hidden states the rows return. Present iff a row returns some, or the server keeps some anyway."""
 
     modes: Array
     """[num_reqs] uint8, values of `HiddenMode`, read-only; NULL in padding rows."""
+    server_mode: HiddenMode = HiddenMode.NULL
+    """What every forward of this server keeps at least."""
 
     @property
     def mode(self) -> HiddenMode:
-        """The highest of the rows: what the forward must capture."""
-        return HiddenMode(int(self.modes.max()))
+        """The highest of the server's and the rows': what the forward must capture."""
+        return max(self.server_mode, HiddenMode(int(self.modes.max(initial=HiddenMode.NULL))))
 
     def check(self, *, num_reqs: int) -> None:
         """Assert one legal mode a row, and that one is above NULL."""
@@ -159,8 +187,8 @@ class HiddenCaptureGroup:
     def pad(self, *, num_reqs: int) -> "HiddenCaptureGroup":
         """More rows that return nothing."""
         none = np.full(num_reqs - len(self.modes), HiddenMode.NULL, np.uint8)
-        return HiddenCaptureGroup(modes=frozen_copy(np.concatenate([self.modes, none])))
+        return replace(self, modes=frozen_copy(np.concatenate([self.modes, none])))
 
     def trim(self, *, num_reqs: int) -> "HiddenCaptureGroup":
         """The first rows only."""
-        return HiddenCaptureGroup(modes=frozen_copy(self.modes[:num_reqs]))
+        return replace(self, modes=frozen_copy(self.modes[:num_reqs]))

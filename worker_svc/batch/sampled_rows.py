@@ -8,7 +8,7 @@ import numpy as np
 from protos.wire.enums import HiddenMode
 from protos.wire.plan import ForwardPlan, LogprobColumns, SamplingColumns
 from worker_svc.batch.logit_rules import logit_rules
-from worker_svc.batch.row_groups import HiddenCaptureGroup, LogprobGroup, SamplingGroup
+from worker_svc.batch.row_groups import HiddenCaptureGroup, LogprobGroup, PromptLogprobGroup, SamplingGroup
 
 Array = np.ndarray
 
@@ -37,23 +37,32 @@ def sampling_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> Samp
     )
 
 
-def logprob_group(plan: ForwardPlan, *, first_row: int, sampled: Array) -> LogprobGroup | None:
-    """Log-probabilities of the rows `first_row + sampled` of the plan; None if no row wants any."""
+def logprob_group(
+    plan: ForwardPlan, *, first_row: int, sampled: Array, prompt: PromptLogprobGroup | None = None
+) -> LogprobGroup | None:
+    """Log-probabilities of the rows `first_row + sampled` of the plan, and of input tokens; None if none is wanted."""
     columns = plan.logprobs or _NONE_WANTED
     rows = first_row + sampled
     wanted = _column(columns.output_wanted, rows, neutral=np.uint8(0)).astype(bool)
     top_counts = _column(columns.output_top_counts, rows, neutral=np.uint8(0)).astype(np.int64)
-    if not (wanted.any() or top_counts.any()):
+    if prompt is None and not (wanted.any() or top_counts.any()):
         return None
-    return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts))
+    return LogprobGroup(wanted=_frozen(wanted), top_counts=_frozen(top_counts), prompt=prompt)
 
 
-def hidden_group(plan: ForwardPlan, rows: slice) -> HiddenCaptureGroup | None:
-    """Hidden states of `rows` of the plan; None if no row returns any."""
-    modes = plan.rows.hidden_modes
-    if modes is None or not (modes[rows] > HiddenMode.NULL).any():
-        return None
-    return HiddenCaptureGroup(modes=_frozen(modes[rows].copy()))
+def hidden_group(plan: ForwardPlan, rows: slice, *, server_mode: HiddenMode) -> HiddenCaptureGroup | None:
+    """Hidden states of `rows` of the plan; None if no row returns any and the server keeps none.
+
+    Args:
+        plan: validated.
+        rows: of one forward.
+        server_mode: what every forward keeps at least.
+    """
+    column = plan.rows.hidden_modes
+    num_rows = rows.stop - rows.start
+    modes = np.full(num_rows, HiddenMode.NULL, np.uint8) if column is None else column[rows].copy()
+    group = HiddenCaptureGroup(modes=_frozen(modes), server_mode=server_mode)
+    return None if group.mode is HiddenMode.NULL else group
 
 
 def _column(column: Array | None, rows: Array, *, neutral: np.generic) -> Array:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from protos.wire.enums import HiddenMode
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ResultColumns
-from protos.wire.validate_features import check_column_features, check_forward_features
+from protos.wire.validate_features import check_column_features, check_forward_features, check_hidden_modes
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
@@ -45,10 +46,20 @@ class ReadyPlan:
 class PlanStaging:
     """One per worker."""
 
-    def __init__(self, *, info: WorkerInfo, translator: SlotTranslator, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        info: WorkerInfo,
+        translator: SlotTranslator,
+        device: torch.device,
+        hidden_mode: HiddenMode = HiddenMode.NULL,
+    ) -> None:
+        """Stage for one worker; `hidden_mode`: which hidden states every forward keeps at least."""
         self._info = info
         page_sizes = [pool.page_size for pool in info.sub_pools]
-        self._builder = BatchBuilder(translator=translator, page_sizes=page_sizes, device=device)
+        self._builder = BatchBuilder(
+            translator=translator, page_sizes=page_sizes, device=device, hidden_mode=hidden_mode
+        )
         limits = info.limits
         self._ring = TokenRing(num_plans=limits.window + _SPARE_RING_PLANS, max_rows=limits.max_rows, device=device)
 
@@ -60,6 +71,7 @@ class PlanStaging:
         """
         check_column_features(plan, self._info)
         check_forward_features(plan, self._info)
+        check_hidden_modes(plan, self._info)
         with torch.inference_mode():
             batches = self._builder.build(plan)
         return StagedPlan(plan=plan, batches=batches, references=plan_references(plan))

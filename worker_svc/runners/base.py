@@ -5,6 +5,8 @@ A runner wraps `ModelRunner`: it knows phases, buckets and static buffers, the m
 
 from typing import Protocol
 
+from torch import Tensor
+
 from protos.wire.enums import GraphRefusal
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.model_runner import RunnerOutput
@@ -28,4 +30,8 @@ class ForwardRunner(Protocol):
 
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run a batch it does not refuse."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, logits_width] float32 of final hidden states [n, hidden_size]; with the bits of `forward`."""
         ...

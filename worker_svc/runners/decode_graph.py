@@ -26,4 +26,5 @@ class DecodeGraphRunner(GraphRunner):
             last_hidden=hidden.index_select(0, batch.last_token_rows),
             logits=logits.index_select(0, batch.logits_rows),
             finite=finite.index_select(0, batch.last_token_rows),
+            hidden=hidden[: batch.num_tokens].clone() if batch.wants_all_hidden else None,
         )

@@ -54,6 +54,8 @@ class DeviceSide:
     geometries: tuple[KVGeometry, ...]
     """Of every sub-pool."""
     config: ModelConfig
+    state_bytes: int
+    """Of one token's final hidden state."""
     kernels: str
     """For people: start line, metric, benchmark rows."""
 
@@ -99,6 +101,7 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         canary=stack.canary,
         geometries=stack.geometries,
         config=stack.weights.config,
+        state_bytes=stack.weights.config.hidden_size * DTYPES[settings.dtype].itemsize,
         kernels=stack.weights.model.describe(),
     )
 
@@ -116,6 +119,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         canary=stack.canary,
         geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
+        state_bytes=stack.loaded.config.hidden_size * dtype.itemsize,
         kernels=stack.description,
     )
 

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from protos.wire.enums import GraphRefusal
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.forward_batch import ForwardBatch
@@ -29,6 +32,11 @@ class EagerRunner:
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run `batch`."""
         return self.model_runner.forward(batch, self.context)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of final hidden states."""
+        return self.model_runner.logits(hidden)
 
 
 def eager_runner(model: LanguageModel, *attention: AttentionBackend[Any]) -> EagerRunner:

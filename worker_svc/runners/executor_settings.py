@@ -44,6 +44,16 @@ class ExecutorSettings:
     graphs: GraphSettings = field(default_factory=GraphSettings)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenSettings:
+    """Which final hidden states rows may ask for, and which every forward keeps: `null`, `last` or `full`."""
+
+    max_hidden_mode: str = "full"
+    """Highest that a row of a plan may ask for."""
+    capture_hidden_mode: str = "null"
+    """What every forward keeps at least; not above `max_hidden_mode`."""
+
+
 def executor_settings(values: Mapping[str, Any], graphs: Mapping[str, Any]) -> ExecutorSettings:
     """From the values of two groups of a configuration."""
     lists = {name: tuple(value) for name, value in graphs.items() if isinstance(value, list)}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from protos.wire.enums import GraphPhase
+from protos.wire.enums import GraphPhase, HiddenMode
 from worker_svc.runners.decode_graph import DecodeGraphRunner
 from worker_svc.runners.eager import EagerRunner
 from worker_svc.runners.eligibility import GraphShapes
@@ -40,6 +40,7 @@ def graph_runners(
                 phase=phase,
                 sizes=found,
                 slots=slots if phase is GraphPhase.PREFILL else 0,
+                hidden_mode=HiddenMode.FULL,
                 is_debugged=settings.debug_graph,
             ),
             buffers=buffers,

@@ -6,6 +6,7 @@ chunking.
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kernels.errors import KernelError
 from kernels.native_model import NativeModel, StepInput, StepPages
@@ -47,7 +48,19 @@ class NativeRunner:
             last_hidden=torch.from_numpy(output.last_hidden),
             logits=torch.from_numpy(output.logits),
             finite=torch.from_numpy(output.finite),
+            hidden=None if output.all_hidden is None else torch.from_numpy(output.all_hidden),
         )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of final hidden states.
+
+        Raises:
+            DeviceFault: the kernels refused.
+        """
+        try:
+            return torch.from_numpy(self._model.logits(hidden.numpy()))
+        except KernelError as error:
+            raise DeviceFault(f"native kernels: {error}") from error
 
 
 def _step_input(batch: ForwardBatch) -> StepInput:
@@ -62,6 +75,7 @@ def _step_input(batch: ForwardBatch) -> StepInput:
         out_tokens=batch.logits_rows.numpy().astype(np.int32),
         wants_logits=np.ones(batch.num_logits, np.bool_),
         wants_hidden=True,
+        wants_all_hidden=batch.wants_all_hidden,
     )
 
 

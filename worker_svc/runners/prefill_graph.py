@@ -24,4 +24,5 @@ class PrefillGraphRunner(GraphRunner):
         return (hidden,)
 
     def _output(self, batch: ForwardBatch, outputs: Outputs) -> RunnerOutput:
-        return self._model_runner.output(outputs[0][: batch.num_tokens], batch)
+        hidden = outputs[0][: batch.num_tokens]
+        return self._model_runner.output(hidden.clone() if batch.wants_all_hidden else hidden, batch)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from protos.wire.enums import RowFailure, RowStatus
 from protos.wire.plan import ForwardPlan
-from protos.wire.result import ResultColumns, ResultLogprobs
+from protos.wire.result import ResultColumns, ResultHiddenStates, ResultLogprobs
+from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.row_groups import LogprobGroup, SamplingGroup
+from worker_svc.sampling.input_results import InputResults
 from worker_svc.sampling.logprobs import SampledLogprobs, sampled_logprobs
+from worker_svc.sampling.prompt_logprobs import OutputLayer, block_rows, prompt_logprobs
 from worker_svc.sampling.sampler import sample
 
 Array = np.ndarray
@@ -21,7 +24,7 @@ Array = np.ndarray
 class RowResults:
     """Rows of a plan; those no forward ran stay NONE."""
 
-    def __init__(self, plan: ForwardPlan) -> None:
+    def __init__(self, plan: ForwardPlan, *, logits_width: int) -> None:
         num_rows = plan.rows.num_rows
         self._plan = plan
         self._statuses = np.full(num_rows, RowStatus.NONE, np.uint8)
@@ -32,6 +35,8 @@ class RowResults:
         self._is_lost = np.zeros(num_rows, bool)
         self._logprobs = np.zeros(num_rows, np.float32)
         self._top: dict[int, tuple[Array, Array]] = {}
+        self._inputs = InputResults(plan)
+        self._block_rows = block_rows(logits_width)
 
     def add_sampled(
         self, logits: Tensor, group: SamplingGroup, *, first_row: int, wanted: LogprobGroup | None = None
@@ -49,6 +54,37 @@ class RowResults:
     def add_finite(self, finite: Array, *, first_row: int) -> None:
         """[num_reqs] bool of that forward: whether each row's last hidden state is finite, sampling or not."""
         self._finite[first_row : first_row + len(finite)] &= finite
+
+    def add_inputs(
+        self,
+        batch: ForwardBatch,
+        *,
+        last_hidden: Tensor,
+        hidden: Tensor | None,
+        logits_of: OutputLayer,
+        first_row: int,
+    ) -> None:
+        """What that forward's rows want of their input tokens; a row fails if a log-probability is not finite.
+
+        Args:
+            batch: of the forward.
+            last_hidden: [num_reqs, hidden_size]
+            hidden: [num_tokens, hidden_size]; None where only each row's last is wanted.
+            logits_of: the output layer.
+            first_row: of the forward, in the plan.
+        """
+        wanted = None if batch.logprobs is None else batch.logprobs.prompt
+        if wanted is not None:
+            assert hidden is not None, "the batch wants all"
+            given = prompt_logprobs(hidden, logits_of, wanted, max_rows=self._block_rows)
+            np.logical_and.at(self._finite, first_row + wanted.rows, given.finite)
+            self._inputs.add_prompt(wanted, given, first_row=first_row)
+        if batch.hidden is not None:
+            self._inputs.add_hidden(batch, last_hidden=last_hidden, hidden=hidden, first_row=first_row)
+
+    def hidden_states(self) -> ResultHiddenStates | None:
+        """What the plan asked for; None if it asked for nothing."""
+        return self._inputs.hidden_states(self._failed)
 
     def add_corrupt(self, is_corrupt: Array, *, first_row: int) -> None:
         """[num_reqs] bool of that forward: rows whose KV did not hold their own tokens; they fail."""
@@ -91,6 +127,7 @@ class RowResults:
             output_top_indptr=np.cumsum(counts, dtype=np.uint32) if has_top else None,
             output_top_ids=_joined([ids for ids, _ in tops.values()], np.int32) if has_top else None,
             output_top_values=_joined([values for _, values in tops.values()], np.float32) if has_top else None,
+            **self._inputs.prompt_columns(failed),
         )
 
     @property

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos.forwardplane.v1 import generate_pb2 as _generate_pb2
 from protos.forwardplane.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
@@ -21,6 +22,27 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _StateUse:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StateUseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateUse.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STATE_USE_UNSPECIFIED: _StateUse.ValueType  # 0
+    STATE_USE_LAST: _StateUse.ValueType  # 1
+    STATE_USE_FULL: _StateUse.ValueType  # 2
+    STATE_USE_MEAN: _StateUse.ValueType  # 3
+    """The mean over all positions."""
+
+class StateUse(_StateUse, metaclass=_StateUseEnumTypeWrapper): ...
+
+STATE_USE_UNSPECIFIED: StateUse.ValueType  # 0
+STATE_USE_LAST: StateUse.ValueType  # 1
+STATE_USE_FULL: StateUse.ValueType  # 2
+STATE_USE_MEAN: StateUse.ValueType  # 3
+"""The mean over all positions."""
+Global___StateUse: _TypeAlias = StateUse  # noqa: Y015
 
 @_typing.final
 class ResolvedSampling(_message.Message):
@@ -123,6 +145,7 @@ class SubmitStream(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     ISOLATION_DOMAIN_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    PROMPT_WANTS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """Minted by the edge, unique within it."""
     request_id: _builtins.str
@@ -142,6 +165,10 @@ class SubmitStream(_message.Message):
     def sampling(self) -> Global___ResolvedSampling: ...
     @_builtins.property
     def grammar(self) -> Global___Grammar: ...
+    @_builtins.property
+    def prompt_wants(self) -> Global___PromptWants:
+        """Absent: nothing is wanted of the prompt."""
+
     def __init__(
         self,
         *,
@@ -158,14 +185,121 @@ class SubmitStream(_message.Message):
         grammar: Global___Grammar | None = ...,
         isolation_domain: _builtins.bytes = ...,
         priority: _builtins.int = ...,
+        prompt_wants: Global___PromptWants | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "prompt_wants", b"prompt_wants", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitStream: _TypeAlias = SubmitStream  # noqa: Y015
+
+@_typing.final
+class PromptWants(_message.Message):
+    """What is wanted of a prompt beside the KV it leaves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FROM_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    logprobs_from: _builtins.int
+    """Position of the first token whose log-probability is wanted, at least 1. Absent: none."""
+    top_logprobs: _builtins.int
+    states: Global___StateUse.ValueType
+    """Unspecified: none."""
+    def __init__(
+        self,
+        *,
+        logprobs_from: _builtins.int | None = ...,
+        top_logprobs: _builtins.int = ...,
+        states: Global___StateUse.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs_from", b"_logprobs_from", "logprobs_from", b"logprobs_from"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs_from", b"_logprobs_from", "logprobs_from", b"logprobs_from", "states", b"states", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs_from: _TypeAlias = _typing.Literal["logprobs_from"]  # noqa: Y015
+    _WhichOneofArgType__logprobs_from: _TypeAlias = _typing.Literal["_logprobs_from", b"_logprobs_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs_from) -> _WhichOneofReturnType__logprobs_from | None: ...
+
+Global___PromptWants: _TypeAlias = PromptWants  # noqa: Y015
+
+@_typing.final
+class PromptLogprobColumns(_message.Message):
+    """Log-probabilities of the prompt's tokens from `first_pos` on, n positions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_POS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_VALUES_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    first_pos: _builtins.int
+    values: _builtins.bytes
+    """f32 little-endian [n]"""
+    top: _builtins.int
+    """Best tokens a position: k."""
+    top_ids: _builtins.bytes
+    """i32, f32 little-endian [n * k], best first."""
+    top_values: _builtins.bytes
+    token_ids: _builtins.bytes
+    """i32 little-endian [n]: the prompt's own tokens."""
+    def __init__(
+        self,
+        *,
+        first_pos: _builtins.int = ...,
+        values: _builtins.bytes = ...,
+        top: _builtins.int = ...,
+        top_ids: _builtins.bytes = ...,
+        top_values: _builtins.bytes = ...,
+        token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_pos", b"first_pos", "token_ids", b"token_ids", "top", b"top", "top_ids", b"top_ids", "top_values", b"top_values", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobColumns: _TypeAlias = PromptLogprobColumns  # noqa: Y015
+
+@_typing.final
+class PromptAnswer(_message.Message):
+    """Sent once, before the stream's first token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> Global___PromptLogprobColumns: ...
+    @_builtins.property
+    def states(self) -> _generate_pb2.HiddenStates:
+        """What was asked for: states, or the float32 mean of them."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: Global___PromptLogprobColumns | None = ...,
+        states: _generate_pb2.HiddenStates | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_states", b"_states", "logprobs", b"logprobs", "states", b"states"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_states", b"_states", "logprobs", b"logprobs", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__states: _TypeAlias = _typing.Literal["states"]  # noqa: Y015
+    _WhichOneofArgType__states: _TypeAlias = _typing.Literal["_states", b"_states"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__states) -> _WhichOneofReturnType__states | None: ...
+
+Global___PromptAnswer: _TypeAlias = PromptAnswer  # noqa: Y015
 
 @_typing.final
 class CancelStream(_message.Message):
@@ -291,6 +425,7 @@ class StreamUpdate(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     first_pos: _builtins.int
     token_ids: _builtins.bytes
@@ -309,6 +444,8 @@ class StreamUpdate(_message.Message):
     def error(self) -> Global___StreamError:
         """The stream was refused or failed: class `reason` of the error taxonomy and its fields."""
 
+    @_builtins.property
+    def prompt(self) -> Global___PromptAnswer: ...
     def __init__(
         self,
         *,
@@ -319,12 +456,15 @@ class StreamUpdate(_message.Message):
         finish: _sampling_pb2.Finish | None = ...,
         usage: _sampling_pb2.Usage | None = ...,
         error: Global___StreamError | None = ...,
+        prompt: Global___PromptAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish", b"finish", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "error", b"error", "finish", b"finish", "prompt", b"prompt", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "stream_id", b"stream_id", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "error", b"error", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "prompt", b"prompt", "stream_id", b"stream_id", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
+    _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt) -> _WhichOneofReturnType__prompt | None: ...
 
 Global___StreamUpdate: _TypeAlias = StreamUpdate  # noqa: Y015
 
@@ -368,6 +508,8 @@ class CoreModel(_message.Message):
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    MAX_HIDDEN_MODE_FIELD_NUMBER: _builtins.int
     context_tokens: _builtins.int
     logits_width: _builtins.int
     dtype: _builtins.str
@@ -377,6 +519,9 @@ class CoreModel(_message.Message):
     """False until a worker is attached, and again while none is."""
     capacity_tokens: _builtins.int
     """Tokens of one sequence that the largest KV pool can ever hold."""
+    max_hidden_states: _builtins.int
+    """Most hidden states of one prompt; 0 = none. Values of HiddenMode in `max_hidden_mode`."""
+    max_hidden_mode: _builtins.int
     def __init__(
         self,
         *,
@@ -387,10 +532,12 @@ class CoreModel(_message.Message):
         max_logprobs: _builtins.int = ...,
         serving: _builtins.bool = ...,
         capacity_tokens: _builtins.int = ...,
+        max_hidden_states: _builtins.int = ...,
+        max_hidden_mode: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_tokens", b"context_tokens", "dtype", b"dtype", "logits_width", b"logits_width", "max_logprobs", b"max_logprobs", "numerics", b"numerics", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_tokens", b"context_tokens", "dtype", b"dtype", "logits_width", b"logits_width", "max_hidden_mode", b"max_hidden_mode", "max_hidden_states", b"max_hidden_states", "max_logprobs", b"max_logprobs", "numerics", b"numerics", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

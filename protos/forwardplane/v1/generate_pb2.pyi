@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos.forwardplane.v1 import sampling_pb2 as _sampling_pb2
 from protos.forwardplane.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -19,6 +20,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _HiddenStateSelection:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HiddenStateSelectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HiddenStateSelection.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HIDDEN_STATE_SELECTION_UNSPECIFIED: _HiddenStateSelection.ValueType  # 0
+    HIDDEN_STATE_SELECTION_LAST: _HiddenStateSelection.ValueType  # 1
+    """Of the prompt's last token."""
+    HIDDEN_STATE_SELECTION_FULL: _HiddenStateSelection.ValueType  # 2
+    """Of every token of the prompt, which must be short enough for one message."""
+
+class HiddenStateSelection(_HiddenStateSelection, metaclass=_HiddenStateSelectionEnumTypeWrapper):
+    """Final hidden states, normalised: what the output layer reads."""
+
+HIDDEN_STATE_SELECTION_UNSPECIFIED: HiddenStateSelection.ValueType  # 0
+HIDDEN_STATE_SELECTION_LAST: HiddenStateSelection.ValueType  # 1
+"""Of the prompt's last token."""
+HIDDEN_STATE_SELECTION_FULL: HiddenStateSelection.ValueType  # 2
+"""Of every token of the prompt, which must be short enough for one message."""
+Global___HiddenStateSelection: _TypeAlias = HiddenStateSelection  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -98,6 +121,8 @@ class GenerateRequest(_message.Message):
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
@@ -117,6 +142,8 @@ class GenerateRequest(_message.Message):
     """Cached prefixes are shared only between requests of one caller with the same salt. At most 256 bytes. Absent: none."""
     priority: _builtins.int
     """Higher goes first where the server schedules by priority (-10 .. 10). Absent: 0."""
+    hidden_states: Global___HiddenStateSelection.ValueType
+    """Hidden states of the prompt. Absent: none. At most what the server allows its callers."""
     echo: _builtins.bool
     """Give the prompt's text back: as it came, or the text of its ids with special tokens (chat, token ids)."""
     json_schema: _builtins.str
@@ -135,6 +162,10 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def stop(self) -> _sampling_pb2.StopParameters: ...
     @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobOptions:
+        """Log-probabilities of the prompt's own tokens. With stop.max_tokens 0 that is all the request does."""
+
+    @_builtins.property
     def choice(self) -> Global___ChoiceList:
         """One of these texts."""
 
@@ -152,20 +183,24 @@ class GenerateRequest(_message.Message):
         keep_special_tokens: _builtins.bool | None = ...,
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
+        prompt_logprobs: Global___PromptLogprobOptions | None = ...,
+        hidden_states: Global___HiddenStateSelection.ValueType | None = ...,
         echo: _builtins.bool | None = ...,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         ebnf: _builtins.str = ...,
         choice: Global___ChoiceList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_hidden_states", b"_hidden_states", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "hidden_states", b"hidden_states", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_hidden_states", b"_hidden_states", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "hidden_states", b"hidden_states", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
     _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_states: _TypeAlias = _typing.Literal["hidden_states"]  # noqa: Y015
+    _WhichOneofArgType__hidden_states: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states"]  # noqa: Y015
     _WhichOneofReturnType__keep_special_tokens: _TypeAlias = _typing.Literal["keep_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__keep_special_tokens: _TypeAlias = _typing.Literal["_keep_special_tokens", b"_keep_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
@@ -174,6 +209,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf", "choice"]  # noqa: Y015
     _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "tokens"]  # noqa: Y015
@@ -183,6 +220,8 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_states) -> _WhichOneofReturnType__hidden_states | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_special_tokens) -> _WhichOneofReturnType__keep_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
@@ -191,11 +230,68 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class PromptLogprobOptions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    top: _builtins.int
+    """Best alternatives at each position, 0 .. 20."""
+    start: _builtins.int
+    """Position of the first token whose log-probability is wanted. The token at position 0 has none and is left out."""
+    def __init__(
+        self,
+        *,
+        top: _builtins.int = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobOptions: _TypeAlias = PromptLogprobOptions  # noqa: Y015
+
+@_typing.final
+class HiddenStates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    FIRST_POS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """"float32" or "bfloat16" """
+    hidden_size: _builtins.int
+    first_pos: _builtins.int
+    """Position of the first state."""
+    states: _builtins.bytes
+    """Little-endian, position after position."""
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        hidden_size: _builtins.int = ...,
+        first_pos: _builtins.int = ...,
+        states: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first_pos", b"first_pos", "hidden_size", b"hidden_size", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HiddenStates: _TypeAlias = HiddenStates  # noqa: Y015
 
 @_typing.final
 class ChoiceList(_message.Message):
@@ -235,6 +331,9 @@ class GenerateChunk(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     PROMPT_TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIRST_POS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Set in the first chunk of each sample; also in initial metadata as `request-id`."""
     client_tag: _builtins.str
@@ -252,6 +351,7 @@ class GenerateChunk(_message.Message):
     seed: _builtins.int
     prompt_text: _builtins.str
     """First chunk only, when asked for. Not part of `text`, nor counted by `text_offset`."""
+    prompt_first_pos: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -264,6 +364,12 @@ class GenerateChunk(_message.Message):
 
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]:
+        """First chunks of sample 0, before any id: once for each position, in order; `prompt_first_pos` is that of the first."""
+
+    @_builtins.property
+    def hidden_states(self) -> Global___HiddenStates: ...
     def __init__(
         self,
         *,
@@ -279,15 +385,22 @@ class GenerateChunk(_message.Message):
         usage: _sampling_pb2.Usage | None = ...,
         seed: _builtins.int | None = ...,
         prompt_text: _builtins.str | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprob] | None = ...,
+        prompt_first_pos: _builtins.int = ...,
+        hidden_states: Global___HiddenStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "_seed", b"_seed", "finish", b"finish", "prompt_text", b"prompt_text", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "_seed", b"_seed", "finish", b"finish", "hidden_states", b"hidden_states", "prompt_text", b"prompt_text", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "hidden_states", b"hidden_states", "logprobs", b"logprobs", "prompt_first_pos", b"prompt_first_pos", "prompt_logprobs", b"prompt_logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__hidden_states: _TypeAlias = _typing.Literal["hidden_states"]  # noqa: Y015
+    _WhichOneofArgType__hidden_states: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states"]  # noqa: Y015
     _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
     _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_states) -> _WhichOneofReturnType__hidden_states | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
     @_typing.overload
@@ -331,12 +444,16 @@ class Generation(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIRST_POS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_tag: _builtins.str
     text: _builtins.str
     seed: _builtins.int
     sample_index: _builtins.int
     prompt_text: _builtins.str
+    prompt_first_pos: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -345,6 +462,10 @@ class Generation(_message.Message):
     def finish(self) -> _sampling_pb2.Finish: ...
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]: ...
+    @_builtins.property
+    def hidden_states(self) -> Global___HiddenStates: ...
     def __init__(
         self,
         *,
@@ -358,13 +479,21 @@ class Generation(_message.Message):
         seed: _builtins.int = ...,
         sample_index: _builtins.int = ...,
         prompt_text: _builtins.str | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprob] | None = ...,
+        prompt_first_pos: _builtins.int = ...,
+        hidden_states: Global___HiddenStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "finish", b"finish", "prompt_text", b"prompt_text", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "finish", b"finish", "hidden_states", b"hidden_states", "prompt_text", b"prompt_text", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text", "client_tag", b"client_tag", "finish", b"finish", "logprobs", b"logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "client_tag", b"client_tag", "finish", b"finish", "hidden_states", b"hidden_states", "logprobs", b"logprobs", "prompt_first_pos", b"prompt_first_pos", "prompt_logprobs", b"prompt_logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__hidden_states: _TypeAlias = _typing.Literal["hidden_states"]  # noqa: Y015
+    _WhichOneofArgType__hidden_states: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states"]  # noqa: Y015
     _WhichOneofReturnType__prompt_text: _TypeAlias = _typing.Literal["prompt_text"]  # noqa: Y015
     _WhichOneofArgType__prompt_text: _TypeAlias = _typing.Literal["_prompt_text", b"_prompt_text"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_states) -> _WhichOneofReturnType__hidden_states | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_text) -> _WhichOneofReturnType__prompt_text | None: ...
 
 Global___Generation: _TypeAlias = Generation  # noqa: Y015
@@ -520,21 +649,29 @@ class EmbedRequest(_message.Message):
 
     REQUESTS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
     pooling: _builtins.str
-    """"last" or "mean" """
+    """"last" (the state of the last token; also when empty) or "mean" (of all tokens)"""
+    normalize: _builtins.bool
+    """Scale each vector to length 1. Absent: yes."""
     @_builtins.property
-    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]: ...
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]:
+        """1 .. 64. Of each the prompt, model, cache_salt, priority and client_tag count; anything else is refused."""
+
     def __init__(
         self,
         *,
         requests: _abc.Iterable[Global___GenerateRequest] | None = ...,
         pooling: _builtins.str = ...,
+        normalize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "pooling", b"pooling", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -545,7 +682,9 @@ class Embedding(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One for each dimension of the model's hidden states."""
+
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage: ...
     def __init__(

@@ -122,7 +122,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Not offered yet: UNIMPLEMENTED.
+        """One vector for each input, from the model's final hidden states. All inputs or an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

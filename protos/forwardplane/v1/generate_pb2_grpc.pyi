@@ -45,7 +45,7 @@ class GenerationServiceStub:
     """The ids that Generate would get from the same input."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generate_pb2.DetokenizeRequest, _generate_pb2.DetokenizeReply]
     Embed: _grpc.UnaryUnaryMultiCallable[_generate_pb2.EmbedRequest, _generate_pb2.EmbedReply]
-    """Not offered yet: UNIMPLEMENTED."""
+    """One vector for each input, from the model's final hidden states. All inputs or an error."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetModelRequest, _generate_pb2.GetModelReply]
     """Answers without a worker too; what only workers know is empty then."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetLoadRequest, _generate_pb2.GetLoadReply]
@@ -69,7 +69,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """The ids that Generate would get from the same input."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_generate_pb2.DetokenizeRequest, _generate_pb2.DetokenizeReply]  # type: ignore[assignment]
     Embed: _aio.UnaryUnaryMultiCallable[_generate_pb2.EmbedRequest, _generate_pb2.EmbedReply]  # type: ignore[assignment]
-    """Not offered yet: UNIMPLEMENTED."""
+    """One vector for each input, from the model's final hidden states. All inputs or an error."""
     GetModel: _aio.UnaryUnaryMultiCallable[_generate_pb2.GetModelRequest, _generate_pb2.GetModelReply]  # type: ignore[assignment]
     """Answers without a worker too; what only workers know is empty then."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_generate_pb2.GetLoadRequest, _generate_pb2.GetLoadReply]  # type: ignore[assignment]
@@ -126,7 +126,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.EmbedReply, _abc.Awaitable[_generate_pb2.EmbedReply]]:
-        """Not offered yet: UNIMPLEMENTED."""
+        """One vector for each input, from the model's final hidden states. All inputs or an error."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -781,7 +781,8 @@ class LogprobColumns(_message.Message):
     """u8 [R]: how many best tokens at each input position."""
     target_indptr: _builtins.bytes
     """CSR: u32 [R + 1], i32 the token that follows each such input position. The last position of a row that samples has
-    none: its next token is not known yet.
+    none: its next token is not known yet. Where a row ends its sequence without sampling, any id: the answer to it means
+    nothing.
     """
     target_ids: _builtins.bytes
     def __init__(
@@ -1182,6 +1183,10 @@ Global___ResultLogprobs: _TypeAlias = ResultLogprobs  # noqa: Y015
 
 @_typing.final
 class ResultHiddenStates(_message.Message):
+    """Final hidden states, normalised: what the output layer reads. Of a LAST row one, of its last token; of a FULL row one
+    for each of its tokens in this plan; of a row that failed none.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DTYPE_FIELD_NUMBER: _builtins.int

@@ -180,7 +180,9 @@ class StopParameters(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Absent: what fits the model's context."""
+    """Absent: what fits the model's context. 0: nothing is sampled; only together with prompt log-probabilities or hidden
+    states. Such a request ends with LENGTH.
+    """
     min_tokens: _builtins.int
     """Tokens before an end-of-sequence or stop id may be sampled: their logits are masked until then."""
     ignore_eos: _builtins.bool

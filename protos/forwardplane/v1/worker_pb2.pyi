@@ -144,6 +144,7 @@ class WorkerLimits(_message.Message):
     CACHED_RESULTS_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MAX_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     max_rows: _builtins.int
     max_tokens: _builtins.int
     max_plan_bytes: _builtins.int
@@ -154,6 +155,8 @@ class WorkerLimits(_message.Message):
     context_tokens: _builtins.int
     """Longest sequence the model can hold, tokens."""
     max_logprobs: _builtins.int
+    max_hidden_states: _builtins.int
+    """Hidden states that one plan may ask for, all rows together."""
     def __init__(
         self,
         *,
@@ -164,10 +167,11 @@ class WorkerLimits(_message.Message):
         cached_results: _builtins.int = ...,
         context_tokens: _builtins.int = ...,
         max_logprobs: _builtins.int = ...,
+        max_hidden_states: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_results", b"cached_results", "context_tokens", b"context_tokens", "max_logprobs", b"max_logprobs", "max_plan_bytes", b"max_plan_bytes", "max_rows", b"max_rows", "max_tokens", b"max_tokens", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_results", b"cached_results", "context_tokens", b"context_tokens", "max_hidden_states", b"max_hidden_states", "max_logprobs", b"max_logprobs", "max_plan_bytes", b"max_plan_bytes", "max_rows", b"max_rows", "max_tokens", b"max_tokens", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

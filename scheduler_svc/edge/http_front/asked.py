@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
+from scheduler_svc.edge.http_front.closed_fields import parse_fields
 from scheduler_svc.edge.http_front.generate_requests import callers_words, chat_requests, completion_requests
-from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, parse_request
+from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest
 from scheduler_svc.edge.http_front.replies import Answer, ChatAnswer, CompletionAnswer, Head
 from scheduler_svc.edge.http_front.token_logprobs import CompletionLogprobs, chat_logprobs
 from scheduler_svc.edge.model_facts import ModelFacts
-from scheduler_svc.edge.resolve_request import silent_ids
+from scheduler_svc.edge.resolve_request import num_samples, silent_ids
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 
@@ -46,8 +47,9 @@ class Asked:
         writers = []
         for generation in self.generations:
             silent = silent_ids(generation, facts)
-            decoder = tokenizer.decoder(keep_special=generation.keep_special_tokens, silent_ids=silent)
-            writers.append(CompletionLogprobs(tokenizer, decoder))
+            for _ in range(num_samples(generation)):
+                decoder = tokenizer.decoder(keep_special=generation.keep_special_tokens, silent_ids=silent)
+                writers.append(CompletionLogprobs(tokenizer, decoder))
         return CompletionAnswer(head, writers)
 
 
@@ -57,7 +59,7 @@ def asked_of_chat(body: bytes) -> Asked:
     Raises:
         EngineError: refused.
     """
-    request = parse_request(body, ChatRequest)
+    request = parse_fields(body, ChatRequest)
     return Asked(request=request, generations=chat_requests(request))
 
 
@@ -67,5 +69,5 @@ def asked_of_completion(body: bytes) -> Asked:
     Raises:
         EngineError: refused.
     """
-    request = parse_request(body, CompletionRequest)
+    request = parse_fields(body, CompletionRequest)
     return Asked(request=request, generations=completion_requests(request))

@@ -9,10 +9,13 @@ from contextlib import contextmanager
 
 from protos.forwardplane.v1.generate_pb2 import ChatMessage, ChatPrompt, GenerateRequest, TokenPrompt
 from protos.forwardplane.v1.sampling_pb2 import SamplingParameters, StopParameters
-from protos.wire.errors import EngineError, InvalidRequest
+from protos.wire.errors import EngineError, InvalidRequest, UnsupportedFeature
 from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message
+from scheduler_svc.edge.http_front.output_shapes import GRAMMAR_FIELDS, shape_field, shape_of
 
 _SEEDS = 1 << 64
+_MAX_SHOWN_CHARS = 64
+_ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _ITEM = re.compile(r"requests\[(\d+)\]\.?")
 
 _NAMES = {
@@ -58,6 +61,9 @@ def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
     if request.echo and request.logprobs is not None:
         message = "logprobs cannot be combined with echo: log-probabilities of the prompt are not offered"
         raise InvalidRequest(message, field="logprobs")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        message = "best_of is offered only equal to n: all samples are given back"
+        raise UnsupportedFeature(message, field="best_of")
     common = _generation(request, logprobs=request.logprobs)
     if request.echo:
         common.echo = True
@@ -80,10 +86,11 @@ def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
     has_many = isinstance(request, CompletionRequest) and len(request.prompt) > 1
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         names["stop.max_tokens"] = "max_completion_tokens"
+    names |= dict.fromkeys(GRAMMAR_FIELDS, shape_field(request.response_format, request.structured_outputs))
     try:
         yield
     except EngineError as error:
-        item, field = _split(error.field)
+        item, field = split_item(error.field)
         named = _renamed(field, names)
         if field and error.message.startswith(field):
             error.message = named + error.message.removeprefix(field).replace("stop.", "")
@@ -93,7 +100,7 @@ def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
         raise
 
 
-def _split(field: str) -> tuple[int | None, str]:
+def split_item(field: str) -> tuple[int | None, str]:
     """Which of several requests a field is of, and its name in there."""
     found = _ITEM.match(field)
     return (int(found[1]), field[found.end() :]) if found else (None, field)
@@ -117,8 +124,29 @@ def _check_stream_options(request: ChatRequest | CompletionRequest) -> None:
 
 
 def _generation(request: ChatRequest | CompletionRequest, *, logprobs: int | None) -> GenerateRequest:
+    shape = shape_of(request.response_format, request.structured_outputs)
+    generation = _plain_fields(request, logprobs=logprobs)
+    if shape is not None:
+        generation.MergeFrom(shape)
+    return generation
+
+
+def _biases(sent: Mapping[str, float]) -> dict[int, float]:
+    """Ids come as texts; each id has one spelling, so that none can be given twice."""
+    for text in sent:
+        if not _ID.fullmatch(text):
+            shown = text[:_MAX_SHOWN_CHARS]
+            raise InvalidRequest(f"logit_bias has {shown!r}, which is not a token id", field="logit_bias")
+    return {int(text): value for text, value in sent.items()}
+
+
+def _plain_fields(request: ChatRequest | CompletionRequest, *, logprobs: int | None) -> GenerateRequest:
     return GenerateRequest(
         sampling=SamplingParameters(
+            n=request.n,
+            logit_bias=_biases(request.logit_bias or {}),
+            allowed_token_ids=request.allowed_token_ids or (),
+            banned_token_ids=request.banned_token_ids or (),
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,

@@ -21,6 +21,9 @@ from scheduler_svc.edge.metrics import counting_rejections
 from scheduler_svc.edge.running import running
 from scheduler_svc.edge.write_pacing import WritePacing
 
+_MAX_READ_ON_LOOP = 64 << 10
+"""Bytes of a body; a longer one may take as long as a step of the core, and is read beside other streams."""
+
 
 class GenerationCalls:
     """Made by the HTTP server."""
@@ -52,7 +55,7 @@ class GenerationCalls:
         deadline = arrived + DEFAULT_DEADLINE_S
         link, metrics = self._parts.link, self._parts.metrics
         with counting_rejections(metrics):
-            asked = read(body)
+            asked = read(body) if len(body) <= _MAX_READ_ON_LOOP else await asyncio.to_thread(read, body)
         with asked.in_callers_words():
             with counting_rejections(metrics):
                 streams = await self._parts.admission.open_streams(

@@ -14,10 +14,11 @@ from aiohttp.typedefs import Handler
 
 from protos.service.server import bound_socket
 from protos.service.status import fault_border
-from protos.wire.errors import EngineError, NotOffered, QueueFull, UnknownModel
+from protos.wire.errors import EngineError, QueueFull, UnknownModel
 from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.http_front.answering import OK, Answered
+from scheduler_svc.edge.http_front.embedding_calls import embedding_answer
 from scheduler_svc.edge.http_front.generation_calls import GenerationCalls
 from scheduler_svc.edge.http_front.http_errors import ErrorReply, HttpRefusal, error_reply
 from scheduler_svc.edge.http_front.request_body import continue_if_small, json_body
@@ -108,7 +109,7 @@ class HttpServer:
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_CALLER_MESSAGE_BYTES, middlewares=[_unmatched])
-        posts = {
+        posts: dict[str, Endpoint] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
             "/v1/embeddings": self._embeddings,
@@ -152,8 +153,8 @@ class HttpServer:
     async def _completion(self, request: web.Request) -> Answered:
         return await self._generation.completion(request, await self._body(request))
 
-    async def _embeddings(self, _request: web.Request) -> Answered:
-        raise NotOffered("/v1/embeddings is not offered by this release")
+    async def _embeddings(self, request: web.Request) -> Answered:
+        return await embedding_answer(await self._body(request), self._parts)
 
     async def _health(self, _request: web.Request) -> Answered:
         self._parts.admission.check_gate()

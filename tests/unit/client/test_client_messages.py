@@ -2,8 +2,14 @@
 
 from dataclasses import fields
 
+import numpy as np
+import pytest
+
+from protos.client.embed_messages import EmbedOptions, embed_request
 from protos.client.messages import Chat, GenerateOptions, TokenIds, chunk_from, generate_request, generation_from
-from protos.forwardplane.v1.generate_pb2 import GenerateChunk, Generation
+from protos.client.prompt_messages import HiddenStates
+from protos.forwardplane.v1.generate_pb2 import HIDDEN_STATE_SELECTION_FULL, GenerateChunk, Generation
+from protos.wire.errors import InvalidRequest
 
 SAID = {
     "temperature": 0.5,
@@ -31,6 +37,7 @@ SAID = {
     "cache_salt": "s",
     "priority": 2,
 }
+OF_PROMPT = {"prompt_logprobs", "prompt_logprobs_start", "hidden_states"}
 GRAMMARS = {"json_schema": "{}", "regex": "a+", "ebnf": "start: x", "choice": ("yes", "no")}
 
 
@@ -43,7 +50,7 @@ def set_fields(message, path=""):
 
 
 def test_each_option_reaches_its_field():
-    assert set(SAID) | set(GRAMMARS) == {field.name for field in fields(GenerateOptions)}
+    assert set(SAID) | set(GRAMMARS) | OF_PROMPT == {field.name for field in fields(GenerateOptions)}
     sent = dict(set_fields(generate_request("x", GenerateOptions(**SAID))))
     assert sent.pop("text") == "x"
     assert {
@@ -58,6 +65,34 @@ def test_each_grammar_reaches_its_field():
         assert request.WhichOneof("grammar") == name
         sent = getattr(request, name)
         assert (tuple(sent.texts) if name == "choice" else sent) == said
+
+
+def test_what_is_asked_of_the_prompt_reaches_its_fields():
+    asked = GenerateOptions(prompt_logprobs=5, prompt_logprobs_start=3, hidden_states="full")
+    request = generate_request("x", asked)
+    assert (request.prompt_logprobs.top, request.prompt_logprobs.start) == (5, 3)
+    assert request.hidden_states == HIDDEN_STATE_SELECTION_FULL
+    assert not generate_request("x", GenerateOptions()).HasField("prompt_logprobs")
+    assert generate_request("x", GenerateOptions(prompt_logprobs=0)).HasField("prompt_logprobs")
+    with pytest.raises(InvalidRequest, match="hidden_states is 'all'"):
+        generate_request("x", GenerateOptions(hidden_states="all"))
+
+
+def test_hidden_states_of_both_types_are_read_as_numbers():
+    values = np.array([[1.5, -2.0], [0.25, 3.0]], np.float32)
+    whole = HiddenStates("float32", 2, 0, values.tobytes())
+    half = HiddenStates("bfloat16", 2, 0, (values.view(np.uint32) >> 16).astype("<u2").tobytes())
+    assert np.array_equal(whole.array(), values)
+    assert np.array_equal(half.array(), values)
+
+
+def test_an_embedding_asks_for_its_prompt_and_nothing_else():
+    sent = embed_request(["a", TokenIds((1, 2))], EmbedOptions(pooling="mean", normalize=False, cache_salt="s"))
+    assert [dict(set_fields(request)) for request in sent.requests] == [
+        {"text": "a", "cache_salt": "s"},
+        {"tokens.ids": [1, 2], "cache_salt": "s"},
+    ]
+    assert (sent.pooling, sent.normalize) == ("mean", False)
 
 
 def test_an_option_that_is_not_said_stays_absent():

@@ -9,7 +9,6 @@ from scheduler_svc.core.budget import budget_rule
 from scheduler_svc.core.cost_model import CostModel, PlanShape
 from scheduler_svc.core.events import PlanTimed, ResultReceived
 from scheduler_svc.core.plan_deadline import plan_budget_ms
-from scheduler_svc.core.queue_rate import QueueRate
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import CoreHarness, make_spec, small_info
 from tests.support.plans import full_sub_pool, make_info, window_sub_pool
@@ -117,26 +116,12 @@ def test_results_change_the_budget_of_later_plans():
     assert harness.state.gauges().workers[0].budget_tokens == 32
 
 
-def test_the_rate_of_the_queue_counts_only_time_in_which_somebody_waits():
-    rate = QueueRate()
-    rate.passed(0.0, is_busy=False)
-    rate.passed(100.0, is_busy=True)
-    for second in range(101, 111):
-        rate.placed(50)
-        rate.passed(float(second), is_busy=True)
-
-    assert rate.wait_s(500) == pytest.approx(10, rel=0.1)
-    rate.passed(111.0, is_busy=False)
-    assert rate.wait_s(500) is None
-
-
 def test_a_request_that_would_be_late_anyway_is_refused_with_a_hint():
     harness = CoreHarness()
     harness.attach(info=small_info(max_rows=1))
+    for tokens in range(1, 21):
+        harness.state.workers["w0"].measured(PlanShape(tokens, 100), 0.1 + 0.001 * tokens)
     harness.submit(*[make_spec(stream, max_tokens=30) for stream in range(1, 20)])
-    for _ in range(80):
-        harness.now += 0.1
-        harness.deliver()
     waiting = harness.state.waiting.tokens
     harness.submit(make_spec(50, deadline_s=harness.now + 1.0), make_spec(51, deadline_s=harness.now + 1000.0))
 

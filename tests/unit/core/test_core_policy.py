@@ -3,9 +3,11 @@ from collections import Counter
 import pytest
 
 from protos.wire.enums import FinishReason
+from scheduler_svc.core.cost_model import PlanShape
 from scheduler_svc.core.events import ReaderPaused, ReaderResumed, StreamKey
 from scheduler_svc.core.fair_share import FairShares
 from scheduler_svc.core.policy import ByPriority, FirstComeFirstServed, LongestPrefixMatch, QueueView, make_policy
+from scheduler_svc.core.queue_hint import forecast
 from scheduler_svc.core.request import Request, RequestStatus, new_request
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -281,31 +283,22 @@ def test_a_request_that_was_paused_while_it_waited_is_behind_those_who_came_befo
     assert first_plans(harness) == [1, 3, 2]
 
 
-def test_time_in_which_only_paused_requests_wait_says_nothing_of_the_queue():
-    harness = make_harness()
-    harness.attach(info=small_info(max_rows=4))
-    harness.lose()
-    harness.submit(make_spec(1, prompt=200))
-    pause_all(harness, 1)
-    harness.attach("w0")
-    for stream in range(2, 12):
-        harness.now += 1.0
-        harness.submit(make_spec(stream, max_tokens=1))
-        harness.deliver()
-
-    assert harness.state.queue_rate.wait_s(10) is None
-
-
 def test_paused_requests_are_not_ahead_of_one_that_comes():
     harness = make_harness()
     harness.attach(info=small_info(max_rows=1))
-    harness.submit(*[make_spec(stream, max_tokens=10) for stream in range(1, 9)], make_spec(20, prompt=200))
-    pause_all(harness, 20)
-    for _ in range(35):
-        harness.now += 0.1
-        harness.deliver()
-    seconds = harness.state.queue_rate.wait_s(harness.state.waiting.asking_tokens)
-    assert 0 < 3 * seconds < harness.state.queue_rate.wait_s(harness.state.waiting.tokens)
+    for tokens in range(1, 21):
+        harness.state.workers["w0"].measured(PlanShape(tokens, 100), 0.01 * tokens)
+    harness.submit(*[make_spec(stream, max_tokens=10) for stream in range(1, 4)], make_spec(20, prompt=200))
 
-    harness.submit(make_spec(30, deadline_s=harness.now + 2 * seconds))
+    def wait_s() -> float:
+        expected = forecast(harness.state, make_spec(30))
+        assert expected is not None
+        return expected.wait_s
+
+    whole = wait_s()
+    pause_all(harness, 20)
+    assert 0 < 3 * wait_s() < whole
+    harness.submit(make_spec(30, deadline_s=harness.now + 2 * whole))
     assert harness.end(30) is None
+    resume_all(harness, 20)
+    assert wait_s() > whole

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from protos.wire.enums import Feature, FinishReason, RowFailure
@@ -7,6 +9,7 @@ from scheduler_svc.core.events import (
     RequestFinished,
     RequestRefused,
     ResultReceived,
+    Sampling,
     TokensReleased,
 )
 from scheduler_svc.core.request import RequestStatus
@@ -64,6 +67,23 @@ def test_a_prefix_is_computed_once_and_its_tokens_are_counted():
     assert [out.cached_tokens for out in released] == [16]
     counters = harness.state.counters
     assert (counters.cache.queried_tokens, counters.cache.hit_tokens, counters.cache.prompt_tokens) == (34, 16, 16)
+    assert_right(harness)
+
+
+def test_samples_of_one_prompt_share_the_pages_of_its_prefix():
+    harness = make_harness()
+    sampling = Sampling(temperature=1.0, seed=3)
+    specs = [ask(1 + index, 90, sampling=replace(sampling, sample_index=index)) for index in range(4)]
+    harness.submit(*specs)
+    most_used = 0
+    while harness.pending["w0"]:
+        harness.deliver()
+        (pages,) = harness.state.gauges().workers[0].pages_used
+        most_used = max(most_used, pages)
+
+    assert [cached(harness, stream_id) for stream_id in (1, 2, 3, 4)] == [0, 16, 16, 16]
+    assert harness.state.counters.prefill_tokens == 17 + 3
+    assert most_used <= 4 + 4, "four pages of the prefix, and one for each sample's own"
     assert_right(harness)
 
 

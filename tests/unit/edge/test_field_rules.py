@@ -57,6 +57,11 @@ def stop(**values: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="a", stop=StopParameters(**values))
 
 
+def scoring(**values: object) -> pb.GenerateRequest:
+    asked = {"prompt_logprobs": pb.PromptLogprobOptions(top=20), "stop": StopParameters(max_tokens=0)}
+    return pb.GenerateRequest(text="a", **{**asked, **values})
+
+
 def chat(*messages: tuple[str, str]) -> pb.GenerateRequest:
     turns = [pb.ChatMessage(role=role, content=content) for role, content in messages]
     return pb.GenerateRequest(chat=pb.ChatPrompt(messages=turns))
@@ -82,6 +87,9 @@ GOOD = [
     pb.GenerateRequest(text="a", regex="x" * (256 << 10)),
     pb.GenerateRequest(text="a", ebnf='start: "a"'),
     pb.GenerateRequest(text="a", choice=pb.ChoiceList(texts=["x" * 200] * 1024)),
+    scoring(),
+    scoring(stop=None, prompt_logprobs={"start": 100}, hidden_states=pb.HIDDEN_STATE_SELECTION_FULL),
+    pb.GenerateRequest(text="a", hidden_states=1, stop=StopParameters(max_tokens=0)),
     stop(max_tokens=100, min_tokens=100, stop_strings=["x" * 256] * 32, stop_token_ids=[299] * 64, ignore_eos=True),
 ]
 
@@ -156,7 +164,11 @@ BAD = [
         "stop.ignore_eos",
         "combined with regex",
     ),
-    (stop(max_tokens=0), InvalidRequest, "stop.max_tokens", "is 0; allowed: [1, 100]"),
+    (stop(max_tokens=0), InvalidRequest, "stop.max_tokens", "is 0; allowed only together with prompt_logprobs"),
+    (scoring(sampling={"n": 2}), InvalidRequest, "sampling.n", "is 2; the limit is 1"),
+    (scoring(regex="a"), InvalidRequest, "regex", "max_tokens 0"),
+    (scoring(prompt_logprobs={"top": 21}), InvalidRequest, "prompt_logprobs.top", "21"),
+    (scoring(prompt_logprobs={"start": 101}), InvalidRequest, "prompt_logprobs.start", "101"),
     (stop(max_tokens=-1), InvalidRequest, "stop.max_tokens", "-1"),
     (stop(max_tokens=101), InvalidRequest, "stop.max_tokens", "101"),
     (stop(max_tokens=-(2**63)), InvalidRequest, "stop.max_tokens", str(-(2**63))),

@@ -39,6 +39,7 @@ KINDS = {
     FieldDescriptor.CPPTYPE_INT64: INTEGERS,
     FieldDescriptor.CPPTYPE_UINT32: INTEGERS,
     FieldDescriptor.CPPTYPE_UINT64: INTEGERS,
+    FieldDescriptor.CPPTYPE_ENUM: INTEGERS,
     FieldDescriptor.CPPTYPE_BOOL: (False, True),
     FieldDescriptor.CPPTYPE_STRING: ("", "a", "\0", "é" * 5000),
 }
@@ -67,6 +68,9 @@ INTERVALS = {
     "stop.max_tokens": (1, CONTEXT),
     "stop.min_tokens": (0, CONTEXT),
     "logprobs": (0, 20),
+    "prompt_logprobs.top": (0, 20),
+    "prompt_logprobs.start": (0, CONTEXT),
+    "hidden_states": (0, 2),
     "priority": (-10, 10),
 }
 

@@ -12,9 +12,10 @@ from protos.forwardplane.v1.generate_pb2 import GenerateChunk, GenerateRequest
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogprob, TopLogprob, Usage
 from protos.wire.errors import EngineError, InvalidRequest, UnsupportedFeature, error_classes
 from scheduler_svc.edge.http_front.asked import asked_of_chat, asked_of_completion
+from scheduler_svc.edge.http_front.closed_fields import parse_fields
 from scheduler_svc.edge.http_front.generate_requests import callers_words
 from scheduler_svc.edge.http_front.http_errors import STATUSES, error_reply
-from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message, parse_request
+from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message
 from scheduler_svc.edge.http_front.replies import ChatAnswer, CompletionAnswer, Head
 from scheduler_svc.edge.http_front.token_logprobs import CompletionLogprobs, chat_logprobs
 from tests.support.tiny_tokenizer import text_tokenizer
@@ -26,6 +27,10 @@ FULL = {
     "user": "u",
     "cache_salt": "s",
     "priority": -1,
+    "n": 3,
+    "logit_bias": {"5": 1, "7": -2.5},
+    "allowed_token_ids": [4, 5],
+    "banned_token_ids": [6],
     "temperature": 0.5,
     "top_p": 0.5,
     "top_k": 5,
@@ -42,18 +47,15 @@ FULL = {
     "skip_special_tokens": False,
 }
 
-GRPC_ONLY = {
-    "sampling.n",
-    "sampling.logit_bias",
-    "sampling.allowed_token_ids",
-    "sampling.banned_token_ids",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "choice",
-    "choice.texts",
+GRAMMARS = {
+    "json_schema": '{"type":"array"}',
+    "regex": "a+",
+    "ebnf": 'start: "a"',
+    "choice": ["a", "b"],
 }
-"""What the HTTP front refuses by name."""
+GRPC_ONLY = {"hidden_states", "prompt_logprobs", "prompt_logprobs.start", "prompt_logprobs.top"}
+"""What OpenAI's API has no field for."""
+IN_CALLERS_WORDS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "choice": "choice"}
 
 
 def body(**fields: object) -> bytes:
@@ -77,8 +79,14 @@ def test_every_field_of_a_generation_can_be_asked_for() -> None:
     (chat,) = asked_of_chat(body(messages=MESSAGES, logprobs=True, top_logprobs=3, **FULL)).generations
     text = asked_of_completion(body(prompt="a", echo=True, **FULL)).generations[0]
     ids = asked_of_completion(body(prompt=[1], logprobs=0)).generations[0]
-    found = {name for message in (chat, text, ids) for name in _set_fields(message)}
-    assert set(_all_fields(GenerateRequest())) - found == GRPC_ONLY
+    shaped = [_shaped(**{IN_CALLERS_WORDS[kind]: value}) for kind, value in GRAMMARS.items()]
+    found = {name for message in (chat, text, ids, *shaped) for name in _set_fields(message)}
+    assert set(_all_fields(GenerateRequest())) - GRPC_ONLY == found
+
+
+def _shaped(**asked: object) -> GenerateRequest:
+    (made,) = asked_of_chat(body(messages=MESSAGES, structured_outputs=asked)).generations
+    return made
 
 
 def _set_fields(message, path: str = ""):
@@ -103,6 +111,8 @@ def test_values_arrive_as_they_were_sent() -> None:
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, 0.5, 0.5)
     assert (sampling.seed, stop.max_tokens, stop.min_tokens, stop.ignore_eos) == (7, 5, 2, True)
     assert (list(stop.stop_strings), list(stop.stop_token_ids)) == (["a", "b"], [5])
+    assert (sampling.n, dict(sampling.logit_bias)) == (3, {5: 1, 7: -2.5})
+    assert (list(sampling.allowed_token_ids), list(sampling.banned_token_ids)) == ([4, 5], [6])
 
 
 def test_what_is_not_sent_stays_absent() -> None:
@@ -110,6 +120,44 @@ def test_what_is_not_sent_stays_absent() -> None:
     assert set(_set_fields(made)) == {"chat", "chat.messages", "sampling", "stop"}
     nothing = dict.fromkeys([*FULL, *ChatRequest.neutral, "logprobs", "top_logprobs", "stream", "stream_options"])
     assert asked_of_chat(body(messages=MESSAGES, **nothing)).generations == [made]
+
+
+def test_what_the_output_has_to_match_arrives_as_it_was_sent() -> None:
+    for kind, value in GRAMMARS.items():
+        made = _shaped(**{IN_CALLERS_WORDS[kind]: value})
+        assert made.WhichOneof("grammar") == kind
+        assert value == (list(made.choice.texts) if kind == "choice" else getattr(made, kind))
+    schema = {"type": "object", "properties": {"é": {"const": 1.5}}}
+    named = {"type": "json_schema", "json_schema": {"name": "a-b_1", "schema": schema, "strict": True}}
+    for fields in ({"response_format": named}, {"structured_outputs": {"json": schema}}):
+        (made,) = asked_of_completion(body(prompt="a", **fields)).generations
+        assert json.loads(made.json_schema) == schema
+    (made,) = asked_of_chat(body(messages=MESSAGES, response_format={"type": "json_object"})).generations
+    assert json.loads(made.json_schema) == {"type": "object"}
+    (made,) = asked_of_chat(body(messages=MESSAGES, response_format={"type": "text"})).generations
+    assert made.WhichOneof("grammar") is None
+
+
+@pytest.mark.parametrize("best_of", [None, 2])
+def test_best_of_may_only_say_the_number_of_samples_again(best_of: int | None) -> None:
+    (made,) = asked_of_completion(body(prompt="a", n=2, best_of=best_of)).generations
+    assert made.sampling.n == 2
+    for n in (None, 1, 3):
+        with pytest.raises(UnsupportedFeature) as caught:
+            asked_of_completion(body(prompt="a", n=n, best_of=2))
+        assert caught.value.field == "best_of"
+
+
+def test_a_field_that_is_given_twice_is_refused_wherever_it_is() -> None:
+    for sent, named in (
+        (b'{"messages": [], "messages": []}', "messages"),
+        (b'{"messages": [{"role": "user", "content": "a", "role": "user"}]}', "role"),
+        (b'{"messages": [], "logit_bias": {"5": 1, "5": 2}}', "5"),
+        (b'{"messages": [], "\\u006e": 1, "n": 2}', "n"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parse_fields(sent, ChatRequest)
+        assert (caught.value.field, caught.value.message) == (named, f"{named} is given twice")
 
 
 def test_a_message_that_came_from_a_reply_can_be_sent_back() -> None:
@@ -125,7 +173,7 @@ def test_a_field_that_is_not_offered_is_named_where_it_is(path: str, names: tupl
     fields = {"messages": MESSAGES, "tools": [{}]} if names == ("tools",) else {}
     fields = fields or {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}
     with pytest.raises(UnsupportedFeature) as caught:
-        parse_request(body(**fields), ChatRequest)
+        parse_fields(body(**fields), ChatRequest)
     assert (caught.value.field, caught.value.message) == (path, f"{path} is not offered by this server")
 
 
@@ -134,10 +182,10 @@ def test_no_refusal_holds_what_was_sent() -> None:
     secrets += [{"messages": MESSAGES, "stop": ["secret", 5]}, {"messages": [{"role": "user", "content": ["secret"]}]}]
     for fields in secrets:
         with pytest.raises(InvalidRequest) as caught:
-            parse_request(body(**fields), ChatRequest)
+            parse_fields(body(**fields), ChatRequest)
         assert "secret" not in caught.value.message
     with pytest.raises(InvalidRequest) as caught:
-        parse_request(b'{"a": secret', ChatRequest)
+        parse_fields(b'{"a": secret', ChatRequest)
     assert "secret" not in caught.value.message
 
 
@@ -149,7 +197,7 @@ def test_hostile_sizes_are_refused_quickly() -> None:
         {"prompt": "a", **many},
     ):
         with pytest.raises(InvalidRequest):
-            parse_request(body(**fields), CompletionRequest)
+            parse_fields(body(**fields), CompletionRequest)
 
 
 def test_a_completion_of_no_prompts_is_refused() -> None:
@@ -167,9 +215,11 @@ json_values = st.recursive(
 @given(st.data())
 def test_any_json_is_understood_or_refused(data: st.DataObject) -> None:
     model, ask = data.draw(st.sampled_from([(ChatRequest, asked_of_chat), (CompletionRequest, asked_of_completion)]))
+    nested = st.sampled_from(["type", "json_schema", "schema", "name", "json", "regex", "choice", "grammar", "5"])
+    values = json_values | st.dictionaries(nested, json_values | st.dictionaries(nested, json_values), max_size=3)
     names = st.sampled_from(sorted({*model.model_fields, *model.neutral, "wibble"}))
     fields = {"messages": MESSAGES} if model is ChatRequest else {"prompt": "a"}
-    fields |= data.draw(st.dictionaries(names, json_values, max_size=3))
+    fields |= data.draw(st.dictionaries(names, values, max_size=3))
     refusals: list[EngineError] = []
     try:
         generations = ask(json.dumps(fields).encode()).generations
@@ -194,10 +244,26 @@ def test_any_json_is_understood_or_refused(data: st.DataObject) -> None:
         (body(prompt="a"), "requests[0]", ""),
         (body(prompt="a"), "requests", "prompt"),
         (body(prompt="a"), "requests[0].model", "model"),
+        (body(prompt="a"), "requests[0].sampling.logit_bias[5]", "logit_bias[5]"),
+        (body(prompt="a", response_format={"type": "json_object"}), "requests[0].json_schema", "response_format"),
+        (
+            body(prompt="a", response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}),
+            "requests[0].json_schema",
+            "response_format.json_schema.schema",
+        ),
+        (body(prompt="a", structured_outputs={"choice": ["a"]}), "grammar", "structured_outputs.choice"),
+        (body(prompt="a", structured_outputs={"json": {}}), "requests[0].json_schema", "structured_outputs.json"),
+        (body(prompt="a", structured_outputs={"regex": "("}), "requests[0].regex", "structured_outputs.regex"),
+        (body(prompt="a", structured_outputs={"grammar": "("}), "requests[0].ebnf", "structured_outputs.grammar"),
+        (
+            body(prompt="a", structured_outputs={"choice": ["a", ""]}),
+            "requests[0].choice.texts[1]",
+            "structured_outputs.choice[1]",
+        ),
     ],
 )
 def test_fields_go_by_the_callers_names(request_body: bytes, field: str, named: str) -> None:
-    request = parse_request(request_body, CompletionRequest)
+    request = parse_fields(request_body, CompletionRequest)
     with pytest.raises(InvalidRequest) as caught, callers_words(request):
         raise InvalidRequest(f"{field.partition('].')[2] or field} is wrong", field=field)
     assert caught.value.field == named

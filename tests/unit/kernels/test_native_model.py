@@ -1,5 +1,7 @@
 """A small decoder of random weights: against the plain reference, and equal bits on every path."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -274,6 +276,24 @@ def test_a_tensor_without_a_kernel_is_refused(pool):
 def test_a_shape_that_the_kernels_lack_is_refused(pool, changes, message):
     with pytest.raises(KernelError, match=message):
         small_model(pool, small_spec(**changes), {})
+
+
+def test_every_tokens_state_is_the_one_its_logits_came_from(model):
+    (seq,) = sequences(1, 20)
+    step = replace(step_input([(seq, IDS)], out_tokens=range(len(IDS))), wants_all_hidden=True)
+    output = model.step(step)
+
+    assert np.array_equal(output.all_hidden[-1], output.last_hidden[0])
+    for size in (1, 7, 16, len(IDS)):
+        assert np.array_equal(model.logits(output.all_hidden[:size]), output.logits[:size]), size
+    assert model.logits(output.all_hidden[:0]).shape == (0, model.spec.vocab_size)
+
+
+def test_the_output_layer_alone_refuses_other_states(model):
+    with pytest.raises(KernelError, match=r"states has shape \(2, 5\)"):
+        model.logits(np.zeros((2, 5), np.float32))
+    with pytest.raises(KernelError, match="num_states"):
+        model.logits(np.zeros((model.limits.max_tokens + 1, model.spec.hidden_size), np.float32))
 
 
 def test_reserving_pages_changes_their_number_and_no_result(pool):

@@ -23,6 +23,7 @@ FLAGS = {
     "http_port": ("8000", 8000),
     "edge_metrics_port": ("2", 2),
     "max_streams": ("9", 9),
+    "max_hidden_mode": ("full", "full"),
     "budget_tokens": ("64", 64),
     "target_step_ms": ("80", 80.0),
     "schedule_policy": ("lpm", SchedulePolicy.LPM),

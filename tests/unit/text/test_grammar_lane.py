@@ -8,6 +8,7 @@ import signal
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from protos.wire.errors import EngineError, InvalidRequest, QueueFull, UnavailableError, UnsupportedFeature
@@ -177,6 +178,7 @@ async def test_a_checker_remembers_its_verdicts(tmp_path):
             with pytest.raises(InvalidRequest, match="unclosed group") as caught:
                 await checker.check(GrammarSource(GrammarKind.REGEX, "("))
             assert caught.value.field == "regex"
+        assert psutil.Process(checker._lane.pid).nice() == psutil.Process().nice() + 5
         checker._lane = None  # nothing is asked any more
         await checker.check(REGEX)
         with pytest.raises(InvalidRequest):

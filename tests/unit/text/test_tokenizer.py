@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from protos.wire.errors import InvalidModelFile
 from scheduler_svc.text.tokenizer import TextTokenizer
@@ -30,6 +30,23 @@ def test_silent_ids_have_no_text_even_when_specials_are_kept(tmp_path: Path) -> 
     ids = tokenizer.encode("a<|im_start|><|im_end|>")
     decoder = tokenizer.decoder(keep_special=True, silent_ids=frozenset(ids[2:]))
     assert [decoder.push(token_id).text for token_id in ids] == ["a", "<|im_start|>", ""]
+
+
+def test_a_text_has_no_fewer_tokens_than_is_said_of_it(tmp_path: Path) -> None:
+    tokenizer = text_tokenizer(tmp_path)
+    longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(300))
+    assert tokenizer.least_tokens("ab1" * longest) == 3
+    for text in ("", "hello the", "hello" * 50, "🙂" * 50, "<|im_end|>" * 50, " the" * 50):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_nothing_is_said_of_a_tokenizer_that_may_swallow_text(tmp_path: Path) -> None:
+    stripping = byte_level_tokenizer()
+    stripping.add_tokens([AddedToken("<x>", lstrip=True, normalized=False)])
+    lower = byte_level_tokenizer()
+    lower.normalizer = normalizers.Strip()
+    for tokenizer in (stripping, lower):
+        assert text_tokenizer(tmp_path, tokenizer).least_tokens("a" * 10_000) == 0
 
 
 @pytest.mark.parametrize(

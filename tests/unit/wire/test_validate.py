@@ -9,6 +9,7 @@ from protos.wire.enums import Feature, ForwardMode, GraphPhase, GraphRefusal, Hi
 from protos.wire.errors import InvalidPlan, UnsupportedFeature
 from protos.wire.plan import GraphChoice, LogprobColumns, Mask, MaskColumns, SamplingColumns, WriteWindow
 from protos.wire.validate import INVARIANTS, validate_plan
+from protos.wire.validate_sampling import check_prompt_logprobs
 from tests.support import plans
 from tests.support.plans import f32, i32, u8, u32, u64, with_element, with_value
 
@@ -120,6 +121,7 @@ INVALID = {
     "sample flag 2": (with_element(MIXED, "rows.samples", 1, 2), "rows.samples", 1),
     "sample index 16": (with_value(MIXED, "rows.sample_indices", u32(0, 0, 16, 0)), "rows.sample_indices", 2),
     "hidden mode 0": (with_element(RICH, "rows.hidden_modes", 1, 0), "rows.hidden_modes", 1),
+    "too many hidden states": (with_element(RICH, "rows.hidden_modes", 3, 3), "rows.hidden_modes", 3),
     "hidden mode 4": (with_element(RICH, "rows.hidden_modes", 1, 4), "rows.hidden_modes", 1),
     # lengths
     "extend length 0": (with_element(MIXED, "rows.extend_lens", 0, 0), "rows.extend_lens", 0),
@@ -453,6 +455,30 @@ UNSUPPORTED = {
         "page_tables.sub_pool",
     ),
 }
+
+
+def test_a_hidden_mode_above_what_the_server_allows_names_column_row_and_both_modes():
+    with pytest.raises(UnsupportedFeature) as caught:
+        validate_plan(RICH, replace(INFO, max_hidden_mode=HiddenMode.LAST))
+    assert (caught.value.field, caught.value.rows) == ("rows.hidden_modes", (2,))
+    assert "row 2 is 3" in caught.value.message
+    assert "highest is 2" in caught.value.message
+
+
+def test_more_prompt_log_probabilities_than_a_result_holds_are_refused():
+    lengths = [2000] * 13
+    plan = plans.make_extend_plan(lengths)
+    info = replace(INFO, limits=replace(INFO.limits, max_tokens=65536, context_tokens=4096), sub_pools=SMALL.sub_pools)
+    tops = LogprobColumns(
+        prompt_starts=i32(*[0] * 13),
+        prompt_top_counts=u8(*[20] * 13),
+        target_indptr=u32(*[1999 * row for row in range(14)]),
+        target_ids=i32(*[1] * (1999 * 13)),
+    )
+    with pytest.raises(InvalidPlan) as caught:
+        check_prompt_logprobs(with_value(plan, "logprobs", tops), info)
+    assert caught.value.field == "logprobs.prompt_starts"
+    check_prompt_logprobs(with_value(plan, "logprobs", replace(tops, prompt_top_counts=u8(*[19] * 13))), info)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from protos.wire.enums import Feature, SubPoolKind
+from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
@@ -37,11 +37,15 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     assert info.features == {
         Feature.TOKEN_REFERENCES,
         Feature.OUTPUT_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.HIDDEN_STATES,
         Feature.PENALTIES,
         Feature.MASKS,
         Feature.LOGIT_BIAS,
         Feature.DELTAS,
     }
+    assert info.max_hidden_mode is HiddenMode.FULL
+    assert info.limits.max_hidden_states == (3 << 20) // (4 * shape.hidden_size)
     assert {mode.name for mode in info.modes} == {"EXTEND", "DECODE", "MIXED", "IDLE"}
     assert info.fingerprints.weights == folder.card.weights_fingerprint
     assert info.fingerprints.tokenizer == folder.card.tokenizer_fingerprint

@@ -1,0 +1,47 @@
+"""Embeddings as callers hold them, and their wire form. Beside `messages`. Knows no channel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.client.messages import GenerateOptions, Prompt, Usage, generate_request, usage_from
+from protos.forwardplane.v1 import generate_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedOptions:
+    """How vectors are made."""
+
+    pooling: str = "last"
+    """"last": the state of the last token; "mean": of all."""
+    normalize: bool = True
+    """Scale each to length 1."""
+    model: str | None = None
+    client_tag: str = ""
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """One input's vector."""
+
+    values: tuple[float, ...]
+    usage: Usage
+
+
+def embed_request(prompts: Sequence[Prompt], options: EmbedOptions) -> generate_pb2.EmbedRequest:
+    """The wire form.
+
+    Raises:
+        InvalidRequest: a text that the wire cannot carry.
+    """
+    common = GenerateOptions(model=options.model, client_tag=options.client_tag, cache_salt=options.cache_salt)
+    requests = [generate_request(prompt, common) for prompt in prompts]
+    for request in requests:
+        request.ClearField("sampling")
+        request.ClearField("stop")
+    return generate_pb2.EmbedRequest(requests=requests, pooling=options.pooling, normalize=options.normalize)
+
+
+def embeddings_from(reply: generate_pb2.EmbedReply) -> list[Embedding]:
+    """One for each input, in order."""
+    return [Embedding(tuple(one.values), usage_from(one.usage)) for one in reply.embeddings]

@@ -1,0 +1,129 @@
+"""Whether requests would be done in time: what one worker's load does to the deadlines of those on it.
+
+A worker's rows share each step, so one more row makes all of them slower. With R rows that are replaced as they end, a
+step computes R tokens and the prefill of those that come:
+
+    step(R) = stretch * cost(R * (1 + prefill tokens per output token))
+
+Pure; made for one look, and knows only what had been measured by then.
+"""
+
+import math
+from collections.abc import Sequence
+
+from scheduler_svc.core.cost_model import CostModel, PlanShape
+from scheduler_svc.core.output_lengths import OutputLengths
+from scheduler_svc.core.request import Request, RequestStatus
+from scheduler_svc.core.worker_state import WorkerState
+
+_OWN_SHARE = 0.6
+"""Of the time that is left, what a request as long as those that run may be expected to take when it is placed."""
+_LOST_SHARE = 0.5
+"""A row that would be late even with so many of the rows is not waited for."""
+
+_CONTEXT = 1024
+"""Any number of tokens: it is for the model's slope."""
+
+
+class Outlook:
+    """Of one worker."""
+
+    def __init__(self, worker: WorkerState, outputs: OutputLengths, *, stretch: float, now: float) -> None:
+        self.is_known = worker.cost.is_ready
+        """Whether enough was measured to say anything."""
+        self._outputs = outputs
+        self._now = now
+        self._rows = 0
+        self._context = 0
+        self._backlog = 0
+        """Tokens of prompts that are not planned yet."""
+        self._prefill_share = 0.0
+        """Prefill tokens per output token."""
+        self._typical_output = 0.0
+        self._least_s = math.inf
+        """The longest step with which every row is in time."""
+        self._costs_s = (0.0, 0.0, 0.0)
+        """Of a plan, of each of its tokens, of each token of its context."""
+        if self.is_known:
+            self._costs_s = _costs_s(worker.cost, stretch)
+            self._look_at([request for request in worker.running.values() if not request.standing.is_paused])
+
+    @property
+    def token_s(self) -> float:
+        """Time that a token of those who wait takes, at the present load."""
+        rows = max(self._rows, 1)
+        return self._step_s(rows) / (rows * (1 + self._prefill_share))
+
+    def takes_s(self, known_tokens: int, most_tokens: int) -> float:
+        """From the placement of a request, at the present load, until it is done.
+
+        Args:
+            known_tokens: to be prefilled.
+            most_tokens: of output.
+        """
+        return self._prefill_s(known_tokens) + self._expected(most_tokens) * self._step_s(self._rows + 1)
+
+    def has_room(self, request: Request) -> bool:
+        """Whether it and those that run would be done in time if it were placed now."""
+        if not self.is_known or not self._rows or request.standing.has_run:
+            return True
+        step_s = self._step_s(self._rows + 1)
+        outputs = max(self._expected(request.spec.max_tokens), self._typical_output)
+        takes_s = self._prefill_s(request.sampled_len) + outputs * step_s
+        return step_s <= self._least_s and takes_s <= _OWN_SHARE * (request.spec.deadline_s - self._now)
+
+    def is_late(self, request: Request) -> bool:
+        """Whether it could not be done in time even if it were placed now."""
+        if not self.is_known or request.standing.has_run:
+            return False
+        return self._now + self.takes_s(request.sampled_len, request.spec.max_tokens) > request.spec.deadline_s
+
+    def add(self, request: Request) -> None:
+        """It is placed."""
+        if self.is_known:
+            self._rows += 1
+            self._context += request.sampled_len
+            self._backlog += request.sampled_len
+            left = self._expected(request.spec.max_tokens - request.output_len)
+            self._least_s = min(self._least_s, (request.spec.deadline_s - self._now - self._prefill_s(0)) / left)
+
+    def _look_at(self, running: Sequence[Request]) -> None:
+        if not running:
+            return
+        self._rows = len(running)
+        left = [self._expected(request.spec.max_tokens - request.output_len) for request in running]
+        outputs = sum(left)
+        prompts = 0
+        for request in running:
+            self._context += request.sampled_len
+            outputs += request.output_len
+            prompts += request.prompt_len - (request.cache_use.cached_tokens or 0)
+            if request.status is RequestStatus.PREFILLING:
+                self._backlog += request.sampled_len - request.planned_len
+        self._prefill_share = prompts / outputs
+        self._typical_output = outputs / self._rows
+        lost_s = self._step_s(self._rows * _LOST_SHARE)
+        begin = self._now + self._prefill_s(0)
+        steps_s = [(request.spec.deadline_s - begin) / tokens for request, tokens in zip(running, left, strict=True)]
+        self._least_s = min((step_s for step_s in steps_s if step_s >= lost_s), default=math.inf)
+
+    def _step_s(self, rows: float) -> float:
+        """A step with so many rows like those that run."""
+        plan_s, token_s, context_s = self._costs_s
+        context = self._context * rows / self._rows if self._rows else 0.0
+        return plan_s + token_s * rows * (1 + self._prefill_share) + context_s * context
+
+    def _prefill_s(self, tokens: int) -> float:
+        """Of the prompts on the worker and so many tokens more."""
+        return (self._backlog + tokens) * self._costs_s[1]
+
+    def _expected(self, most_tokens: int) -> float:
+        return max(1.0, self._outputs.expected(most_tokens))
+
+
+def _costs_s(cost: CostModel, stretch: float) -> tuple[float, float, float]:
+    """The three coefficients of the model, which is linear, in real time."""
+    plan_s = cost.predict_s(PlanShape(0, 0))
+    token_s = cost.predict_s(PlanShape(1, 0)) - plan_s
+    context_s = (cost.predict_s(PlanShape(0, _CONTEXT)) - plan_s) / _CONTEXT
+    return stretch * plan_s, stretch * token_s, stretch * context_s
