@@ -17,11 +17,12 @@ from protos.service.model_files import ModelCard, read_model_folder
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from scheduler_svc.bridge.server import BridgeServer
-from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, SchedulerConfig
+from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, RecordingConfig, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.links.epoch import EpochSource, FileEpoch, WorkersEpoch
 from scheduler_svc.links.fingerprints import ExpectedModel
+from scheduler_svc.links.recorder import PlanRecorder, RecordingSettings
 from scheduler_svc.links.session import SessionSettings
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
 from scheduler_svc.loop import CoreLoop
@@ -52,7 +53,8 @@ async def run_core(config: SchedulerConfig) -> int:
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
     loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic)
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
-    links = _links(config.links, card=card, loop=loop, metrics=metrics)
+    recorder = _recorder(config.recording, card)
+    links = _links(config.links, card=card, loop=loop, metrics=metrics, recorder=recorder)
     masks = GrammarMasks(
         grammar_greeting(folder, config.grammar),
         num_processes=config.grammar.grammar_processes,
@@ -64,6 +66,8 @@ async def run_core(config: SchedulerConfig) -> int:
     lifecycle = Lifecycle()
     stepping = _Background("core loop", loop.run, lifecycle=lifecycle)
     lifecycle.add(_metrics_part(metrics_server, config))
+    if recorder is not None:
+        lifecycle.add(_recorder_part(recorder))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))
     masking = _Background("grammar masks", masks.run, lifecycle=lifecycle)
     lifecycle.add(Part(name=masking.name, start=masking.start, stop=masking.stop))
@@ -111,7 +115,9 @@ class _Background:
             self._lifecycle.request_stop(f"{self.name}: {error.reason}", ExitCode.FAULT)
 
 
-def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: CoreMetrics) -> dict[str, WorkerLink]:
+def _links(
+    config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: CoreMetrics, recorder: PlanRecorder | None
+) -> dict[str, WorkerLink]:
     settings = LinkSettings(
         session=SessionSettings(
             open_timeout_s=config.open_timeout_s,
@@ -135,9 +141,33 @@ def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: Cor
             expected=expected,
             open_channel=plan_channel,
             clock=time.monotonic,
+            recorder=recorder,
         )
         links[worker] = WorkerLink(worker, settings=settings, parts=parts)
     return links
+
+
+def _recorder(config: RecordingConfig, card: ModelCard) -> PlanRecorder | None:
+    if config.record is None:
+        return None
+    settings = RecordingSettings(
+        path=config.record,
+        max_file_bytes=config.record_bytes,
+        max_files=config.record_files,
+        model=card.name,
+        weights_fingerprint=card.weights_fingerprint,
+    )
+    return PlanRecorder(settings)
+
+
+def _recorder_part(recorder: PlanRecorder) -> Part:
+    async def start() -> None:
+        recorder.start()
+
+    async def stop() -> None:
+        await asyncio.to_thread(recorder.stop)
+
+    return Part(name="plan recorder", start=start, stop=stop)
 
 
 def _epoch_source(config: LinksConfig) -> EpochSource:

@@ -228,6 +228,14 @@ class LinksConfig(ConfigGroup):
         return self
 
 
+class RecordingConfig(ConfigGroup):
+    """Recording of plans and results for replay. Read by the worker links. Files hold token ids."""
+
+    record: UserPath | None = Field(default=None, description="File to record every plan and result in; unset = none.")
+    record_bytes: int = Field(default=256 << 20, ge=1 << 12, description="Size at which a new file is begun.")
+    record_files: int = Field(default=4, ge=1, le=1000, description="Files that are kept, the newest one included.")
+
+
 class ObservabilityConfig(ConfigGroup):
     """Logs and metrics. Read by each composition root."""
 
@@ -246,4 +254,5 @@ class SchedulerConfig(ConfigGroup):
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
+    recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -30,6 +30,8 @@ class Device(StrEnum):
     """Where the model runs."""
 
     CPU = "cpu"
+    SIMULATED = "simulated"
+    """Nowhere: a table of step times and made-up tokens, for load tests."""
 
 
 class Numerics(StrEnum):
@@ -96,6 +98,15 @@ class Dtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class SimulatedChecks(StrEnum):
+    """What of a row's pages a simulated device looks at."""
+
+    PAGES = "pages"
+    """Each of them: a wrong page anywhere is a wrong token."""
+    LAST = "last"
+    """The one that holds the last token before the row's new ones."""
 
 
 class HiddenStates(StrEnum):
@@ -204,6 +215,23 @@ class GraphConfig(ConfigGroup):
     )
 
 
+class SimulatedConfig(ConfigGroup):
+    """The simulated device. Read at load; without meaning for other devices."""
+
+    simulated_steps: UserPath | None = Field(
+        default=None, description="TOML table of step times; unset = an H100-like device with an 8B model."
+    )
+    simulated_step_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds that every step takes, in place of the table's."
+    )
+    simulated_eos_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Share of positions at which the model ends its answer."
+    )
+    simulated_checks: SimulatedChecks = Field(
+        default=SimulatedChecks.PAGES, description="pages: every page of a row is checked; last: only the last one."
+    )
+
+
 class HiddenStatesConfig(ConfigGroup):
     """Final hidden states of rows. Read at load."""
 
@@ -246,6 +274,7 @@ class WorkerConfig(ConfigGroup):
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
     graphs: GraphConfig = GraphConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
     hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 

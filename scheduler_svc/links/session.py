@@ -15,6 +15,7 @@ from protos.wire.result import ForwardResult
 from protos.wire.worker_info import Buckets, WorkerInfo
 from scheduler_svc.core.events import BucketsChanged, ResultReceived, WorkerAttached, WorkerEvent, WorkerLost
 from scheduler_svc.links.liveness import Liveness
+from scheduler_svc.links.recorder import PlanRecorder
 from scheduler_svc.links.statistics import InFlight, LinkCounts, worker_seconds
 from scheduler_svc.links.unanswered import MIN_DELTA_BYTES, UnansweredPlans
 from scheduler_svc.links.worker_calls import (
@@ -58,6 +59,7 @@ class SessionParts:
     """What outlives a session; made by the link."""
 
     listener: LinkListener
+    recorder: PlanRecorder | None = None
     metrics: LinkMetrics
     counts: LinkCounts
     settings: SessionSettings
@@ -94,6 +96,8 @@ class WorkerSession:
     def send(self, plan: ForwardPlan) -> None:
         """Encode `plan` and queue it; plans leave in this order. The core's window bounds the queue."""
         metrics = self._parts.metrics
+        if self._parts.recorder is not None:
+            self._parts.recorder.plan_sent(self._term.worker, plan)
         begun = self._parts.clock()
         message = self._unanswered.add(plan)
         now = self._parts.clock()
@@ -114,6 +118,8 @@ class WorkerSession:
                 return refusal
             term = self._term
             self._parts.metrics.set_state(self.state)
+            if self._parts.recorder is not None:
+                self._parts.recorder.attached(term.worker, epoch=term.epoch, term=term.term, info=term.info)
             self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
             try:
                 return await self._serve(stream)
@@ -190,6 +196,8 @@ class WorkerSession:
         self._parts.counts.answered(result)
         self._parts.metrics.plan_answered(rtt_s=rtt_s, worker_s=worker_seconds(result.timings))
         self._parts.metrics.set_in_flight(len(self._in_flight))
+        if self._parts.recorder is not None:
+            self._parts.recorder.result_received(self._term.worker, result)
         if result.rejection is not None:
             self._nacked("rejected")
         self._parts.listener.worker_event(ResultReceived(self._term.worker, result))

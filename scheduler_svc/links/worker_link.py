@@ -19,6 +19,7 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.attachment import check_worker
 from scheduler_svc.links.epoch import EpochSource
 from scheduler_svc.links.fingerprints import ExpectedModel, check_model
+from scheduler_svc.links.recorder import PlanRecorder
 from scheduler_svc.links.session import LinkListener, SessionParts, SessionSettings, WorkerSession
 from scheduler_svc.links.statistics import LinkCounts
 from scheduler_svc.links.worker_calls import Term, WorkerCalls
@@ -57,6 +58,7 @@ class LinkParts:
     expected: ExpectedModel
     open_channel: Callable[[str], grpc.aio.Channel]
     clock: Callable[[], float]
+    recorder: PlanRecorder | None = None
 
 
 class WorkerLink:
@@ -140,6 +142,7 @@ class WorkerLink:
             counts=self.counts,
             settings=self._settings.session,
             clock=self._parts.clock,
+            recorder=self._parts.recorder,
         )
         self._session = WorkerSession(calls, term=term, parts=session_parts)
         try:

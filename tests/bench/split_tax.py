@@ -20,6 +20,7 @@ from scheduler_svc.core.events import (
     ResultReceived,
     SendPlan,
     WorkerAttached,
+    WorkerEvent,
     WorkerLost,
 )
 from scheduler_svc.core.scheduler import step
@@ -85,7 +86,7 @@ class OverGrpc:
             ),
         )
 
-    def worker_event(self, event: WorkerAttached | WorkerLost | ResultReceived) -> None:
+    def worker_event(self, event: WorkerEvent) -> None:
         assert self._is_leaving or not isinstance(event, WorkerLost), "the worker was lost"
         self._events.append(event)
         self._wake.set()

@@ -11,7 +11,7 @@ from protos.wire.errors import UnsupportedFeature
 from tests.support.golden import cases
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
-from tests.support.tiny_llama import tiny_folder
+from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
 
@@ -122,6 +122,19 @@ def test_who_insists_on_native_kernels_hears_why_not(tmp_path, change):
             tiny_folder(tmp_path), ExecutorSettings(kernels="native", **(SETTINGS | {"num_pages": 20} | change))
         )
     assert caught.value.field == "kernels"
+
+
+def test_windows_that_the_kernels_would_place_elsewhere_are_torchs(tmp_path, caplog):
+    """They know every sixth layer as the full one; a file that says otherwise is not computed wrongly."""
+    shape = Shape(architecture="gemma3", window=32, full_every=2, hidden_size=64, intermediate_size=64, num_layers=2)
+    folder = tiny_folder(tmp_path, shape)
+    with pytest.raises(UnsupportedFeature, match="sliding windows"):
+        build_tp_model_worker(folder, ExecutorSettings(kernels="native", **(SETTINGS | {"num_pages": 20})))
+    built = build_tp_model_worker(folder, ExecutorSettings(**(SETTINGS | {"num_pages": 20})))
+    info = built.worker_info()
+    assert info.kernels == "torch"
+    assert [(pool.num_pages, pool.window_tokens) for pool in info.sub_pools] == [(20, 0), (16, 32)]
+    assert info.fingerprints.kv_layout.count("layers1") == 2
 
 
 def test_reproducible_numerics_are_torchs(tmp_path):
