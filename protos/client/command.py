@@ -17,6 +17,7 @@ from protos.client import exit_codes
 from protos.client.bench_command import bench
 from protos.client.bench_options import BenchOptions
 from protos.client.demo_command import QUESTION, demo
+from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
 from protos.client.generation_client import GenerationClient
@@ -106,6 +107,18 @@ def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> in
         options: what runs the plans again, and what is compared.
     """
     return replay(file, options, Console(soft_wrap=True))
+
+
+@app.command(name="embed")
+def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+    """Turn texts into vectors of length 1, printed as one JSON line each.
+
+    Args:
+        texts: taken as they are, without the model's chat template.
+        target: HOST:PORT of a scheduler.
+        pooling: `last`: the state of the last token; `mean`: of all.
+    """
+    return embed(texts, Console(soft_wrap=True), target=target, pooling=pooling)
 
 
 @app.command(name="status")

@@ -34,7 +34,9 @@ from scheduler_svc.metrics import LinkMetrics, create_metrics
 from worker_svc.executor import Executor
 
 WORKER = "w0"
-SESSION = SessionSettings(open_timeout_s=10.0, plan_timeout_s=60.0, report_interval_ms=250, report_lost_s=30.0)
+SESSION = SessionSettings(
+    open_timeout_s=10.0, plan_timeout_s=60.0, report_interval_ms=250, report_late_s=30.0, report_lost_s=30.0
+)
 
 
 class OneProcess:

@@ -45,6 +45,26 @@ def one_line(text: str) -> str:
     return lines[0]
 
 
+def test_generate_shows_the_prompts_log_probabilities(server):
+    asked = ("--ids", "504,3575,282", "--target", server.target, "--prompt-logprobs", "2", "--max-tokens", "0")
+    shown = run("generate", *asked).stdout.strip().splitlines()
+    said = json.loads(run("generate", *asked, "--json").stdout)
+    assert said["token_ids"] == []
+    assert said["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "output_tokens": 0}
+    assert [item["token_id"] for item in said["prompt_logprobs"]] == [3575, 282]
+    assert [len(item["top"]) for item in said["prompt_logprobs"]] == [2, 2]
+    assert [line.split()[:2] for line in shown] == [["1", "3575"], ["2", "282"]]
+    assert run("generate", "x", "--max-tokens", "0", "--target", server.target).returncode == REFUSED
+
+
+def test_embed_prints_a_vector_a_text(server):
+    lines = run("embed", "red", "blue", "--pooling", "mean", "--target", server.target).stdout.splitlines()
+    vectors = [json.loads(line)["embedding"] for line in lines]
+    assert len(vectors) == 2
+    assert all(abs(sum(value * value for value in vector) - 1) < 1e-5 for vector in vectors)
+    assert run("embed", "--target", server.target).returncode == USAGE
+
+
 def test_generate_streams_text_and_json_holds_the_same(server):
     question = ("What is the capital of France?", "--target", server.target, "--temperature", "0")
     plain = run("generate", *question)

@@ -92,7 +92,8 @@ class NativeStack:
     def make_runners(self) -> None:
         """Make the execution path."""
         self._order.enter(BuildStep.RUNNERS)
-        self.runner = NativeRunner(self.weights.model)
+        most_threads = self.weights.threads.threads if self._settings.threads is None else None
+        self.runner = NativeRunner(self.weights.model, most_threads=most_threads)
 
     def make_graphs(self) -> None:
         """None: a step is one call of the kernels already."""

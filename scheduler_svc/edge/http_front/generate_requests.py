@@ -59,7 +59,7 @@ def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
     """
     _check_stream_options(request)
     if request.echo and request.logprobs is not None:
-        message = "logprobs cannot be combined with echo: log-probabilities of the prompt are not offered"
+        message = "logprobs cannot be combined with echo: only the gRPC service gives those of a prompt"
         raise InvalidRequest(message, field="logprobs")
     if request.best_of is not None and request.best_of != (request.n or 1):
         message = "best_of is offered only equal to n: all samples are given back"

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
-from protos.wire.enums import HiddenMode
+from protos.wire.enums import HiddenMode, RowFailure, RowStatus
+from protos.wire.plan import LogprobColumns
+from tests.support import plans
 from tests.support.golden import cases
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
@@ -86,3 +89,40 @@ def test_the_last_state_alone_is_the_last_of_all(stack):
     last = run(worker, [scoring(CASES[2], score_from=None, hidden_mode=HiddenMode.LAST)], budget_tokens=16)[0].states
     assert len(last) == 1
     assert np.array_equal(last[0], all_states[-1])
+
+
+def poison_page(name, worker, page):
+    """Not-a-number in every slot of a page, in every layer."""
+    (runner,) = worker._dispatch._runners
+    if name == "native":
+        runner._model.kv_pages(0)[:, page] = np.nan
+        return
+    pool = runner._context._attention[0].pool
+    for layer in range(pool.geometry.num_layers):
+        pool.keys(layer)[:, page] = torch.nan
+
+
+def test_a_poisoned_page_fails_its_row_alone_with_its_reason_and_the_others_are_delivered(stack):
+    name, worker = stack
+    ids = [case["prompt_ids"][:20] for case in CASES[:3]]
+
+    def decoded(*, poisons):
+        info, pages = worker.worker_info(), [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        rows = [plans.extend(0, 20, ids=of, pages=held[:2]) for of, held in zip(ids, pages, strict=True)]
+        worker.reset()
+        first = worker.execute(plans.make_plan(rows, info=info, seq=1))
+        if poisons:
+            poison_page(name, worker, pages[1][0])
+        tokens = first.rows.token_ids.tolist()
+        rows = [plans.decode(20, ids=[token], pages=held[:2]) for token, held in zip(tokens, pages, strict=True)]
+        wanted = LogprobColumns(output_wanted=plans.u8(1, 1, 1), output_top_counts=plans.u8(3, 3, 3))
+        return worker.execute(plans.make_plan(rows, info=info, seq=2, logprobs=wanted))
+
+    well, poisoned = decoded(poisons=False), decoded(poisons=True)
+    assert poisoned.rows.statuses.tolist() == [RowStatus.TOKEN, RowStatus.FAILED, RowStatus.TOKEN]
+    assert poisoned.rows.failures.tolist() == [0, RowFailure.NAN, 0]
+    assert poisoned.rows.finite.tolist() == [1, 0, 1]
+    for row in (0, 2):
+        assert poisoned.rows.token_ids[row] == well.rows.token_ids[row]
+        assert poisoned.logprobs.output[row] == well.logprobs.output[row]
+    assert np.diff(poisoned.logprobs.output_top_indptr).tolist() == [3, 0, 3]
