@@ -7,7 +7,7 @@ from functools import partial
 from protos.service.config import prefer_environment
 from protos.service.lifecycle import ExitCode
 from protos.service.model_files import ModelFolder, read_model_folder
-from worker_svc.config import ExecutorConfig, HiddenStatesConfig, WorkerConfig
+from worker_svc.config import WorkerConfig
 from worker_svc.executor import Executor
 from worker_svc.rpc.service import WorkerService
 
@@ -29,11 +29,11 @@ async def run_worker(config: WorkerConfig) -> ExitCode:
     """
     folder = read_model_folder(config.model.folder)
     _logger.info("model", extra={"model": folder.card.name, "architecture": folder.card.architecture})
-    build = partial(build_executor, folder, config.executor, config.hidden_states)
+    build = partial(build_executor, folder, config)
     return await WorkerService(build, server=config.server, observability=config.observability).run()
 
 
-def build_executor(folder: ModelFolder, config: ExecutorConfig, hidden: HiddenStatesConfig) -> Executor:
+def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:
     """The executor of these settings, made on the calling thread.
 
     Raises:
@@ -41,7 +41,9 @@ def build_executor(folder: ModelFolder, config: ExecutorConfig, hidden: HiddenSt
     """
     prefer_environment(_TORCH_ENVIRONMENT)
     device_side = importlib.import_module(_DEVICE_SIDE)
-    settings = device_side.ExecutorSettings(**config.model_dump(mode="json"))
-    hidden_settings = device_side.HiddenSettings(**hidden.model_dump(mode="json"))
-    executor: Executor = device_side.build_tp_model_worker(folder, settings, hidden=hidden_settings)
+    settings = device_side.executor_settings(
+        config.executor.model_dump(mode="json"), config.graphs.model_dump(mode="json")
+    )
+    hidden = device_side.HiddenSettings(**config.hidden_states.model_dump(mode="json"))
+    executor: Executor = device_side.build_tp_model_worker(folder, settings, hidden=hidden)
     return executor

@@ -15,12 +15,12 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_HIDDEN_BYTES, MAX_LOGPROBS
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.batch.staging import PlanStaging
-from worker_svc.kv.sizing import running_limit
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
-from worker_svc.runners.dispatch import RunnerDispatch
-from worker_svc.runners.executor_settings import ExecutorSettings, HiddenSettings
+from worker_svc.runners.executor_settings import ExecutorSettings, HiddenSettings, executor_settings
 from worker_svc.tp_model_worker import TpModelWorker
+
+__all__ = ["ExecutorSettings", "HiddenSettings", "build_tp_model_worker", "executor_settings"]
 
 FEATURES = frozenset(
     {
@@ -61,7 +61,10 @@ def build_tp_model_worker(
         device=torch.device(settings.device),
         hidden_mode=HiddenMode[hidden.capture_hidden_mode.upper()],
     )
-    return TpModelWorker(info=info, staging=staging, dispatch=RunnerDispatch((side.runner,)), canary=side.canary)
+    paths = side.paths
+    return TpModelWorker(
+        info=info, staging=staging, dispatch=paths.dispatch, canary=side.canary, captures=paths.captures
+    )
 
 
 def _worker_info(
@@ -76,7 +79,7 @@ def _worker_info(
         sub_pools=tuple(_sub_pool(geometry) for geometry in geometries),
         limits=_limits(settings, geometries[0], side=side),
         logits_width=config.vocab_size,
-        buckets=(),
+        buckets=() if side.paths.captures is None else side.paths.captures.progress.buckets,
         modes=EXECUTABLE_MODES,
         numerics=settings.numerics,
         dtype=settings.dtype,
@@ -95,6 +98,8 @@ def _features(side: DeviceSide) -> frozenset[Feature]:
     found = set(FEATURES)
     if side.canary is not None:
         found.add(Feature.CANARY)
+    if side.paths.captures is not None:
+        found.add(Feature.GRAPHS)
     if any(geometry.window_tokens for geometry in side.geometries):
         found.add(Feature.WINDOW_SUB_POOL)
     return frozenset(found)
@@ -112,10 +117,9 @@ def _sub_pool(geometry: KVGeometry) -> SubPool:
 
 def _limits(settings: ExecutorSettings, geometry: KVGeometry, *, side: DeviceSide) -> WorkerLimits:
     """`geometry`: of the full sub-pool."""
-    capacity_tokens = (geometry.num_pages - 1) * geometry.page_size
     context_tokens = side.config.context_tokens
     return WorkerLimits(
-        max_rows=running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=settings.max_rows),
+        max_rows=geometry.running_limit(context_tokens=context_tokens, asked=settings.max_rows),
         max_tokens=settings.max_tokens,
         max_plan_bytes=MAX_PLAN_BYTES,
         window=settings.window,

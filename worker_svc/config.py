@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.logs import LEVELS
+from protos.wire.bucket_lists import list_problem
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -70,6 +71,26 @@ class KVCanary(StrEnum):
     """It is logged and counted, and the row goes on."""
     REFUSE = "refuse"
     """The row fails, writes nothing, and is computed anew."""
+
+
+class Graph(StrEnum):
+    """Phases whose steps replay captured graphs."""
+
+    OFF = "off"
+    DECODE = "decode"
+    PREFILL = "prefill"
+    ALL = "all"
+
+
+class GraphBackend(StrEnum):
+    """How a graph is captured and replayed."""
+
+    FULL = "full"
+    """In one piece."""
+    BREAKABLE = "breakable"
+    """Attention runs eagerly between pieces."""
+    COMPILED = "compiled"
+    """torch.compile between attention calls; takes minutes to prepare."""
 
 
 class Dtype(StrEnum):
@@ -141,10 +162,6 @@ class ExecutorConfig(ConfigGroup):
         description="Share of the memory free at start that weights, graphs and KV pools may take; excludes kv_bytes "
         "and num_pages; unset = on the CPU a quarter of what the weights leave, on a GPU 0.9.",
     )
-    graph_memory_file: UserPath = Field(
-        default=Path("~/.cache/forwardplane/graph_memory.json"),
-        description="File that remembers how much memory captured graphs take.",
-    )
     kv_canary: KVCanary = Field(
         default=KVCanary.OFF, description="Check on every read that KV slots hold the tokens they should."
     )
@@ -170,6 +187,35 @@ class ExecutorConfig(ConfigGroup):
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
         return self
+
+
+class GraphConfig(ConfigGroup):
+    """What is captured, where torch computes. Read at load."""
+
+    graph: Graph = Field(default=Graph.ALL, description="Phases whose steps replay captured graphs.")
+    decode_graph_backend: GraphBackend = Field(default=GraphBackend.FULL, description="Graphs of decode steps.")
+    prefill_graph_backend: GraphBackend = Field(default=GraphBackend.BREAKABLE, description="Graphs of other steps.")
+    decode_buckets: tuple[int, ...] = Field(
+        default=(),
+        description="Rows of the decode graphs, ascending; unset = 1,2,4,8,12,16,24 and on, to 64 on the CPU.",
+    )
+    prefill_buckets: tuple[int, ...] = Field(
+        default=(), description="Tokens of the prefill graphs, ascending; unset = 16,32,48 and on, to 256 on the CPU."
+    )
+    graph_slots: int = Field(default=32, ge=1, le=MAX_PLAN_ROWS, description="Most rows of a prefill graph.")
+    capture_wait_s: float = Field(
+        default=10.0,
+        ge=0,
+        le=86_400,
+        description="Most seconds that a piece of a capture above 100 ms waits for an idle device.",
+    )
+    graph_memory_file: UserPath = Field(
+        default=Path("~/.cache/forwardplane/graph_memory.json"),
+        description="File that remembers how much memory captured graphs take.",
+    )
+    debug_graph: bool = Field(
+        default=False, description="Keep graph runners, static buffers and padding, but run each step eagerly in them."
+    )
 
 
 class SimulatedConfig(ConfigGroup):
@@ -230,6 +276,18 @@ class WorkerConfig(ConfigGroup):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    graphs: GraphConfig = GraphConfig()
     simulated: SimulatedConfig = SimulatedConfig()
     hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> "WorkerConfig":
+        found = {
+            "decode_buckets": list_problem(self.graphs.decode_buckets, limit=self.executor.max_rows),
+            "prefill_buckets": list_problem(self.graphs.prefill_buckets, limit=self.executor.max_tokens),
+        }
+        problems = [f"{name} {problem}" for name, problem in found.items() if problem is not None]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -4,12 +4,14 @@ Everything above it (rpc, protocol) is free of torch; everything below it is fre
 `worker_svc/tp_model_worker.py` and by fakes in tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from protos.wire.enums import GraphPhase
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 
 
 class Executor(Protocol):
@@ -49,4 +51,63 @@ class StagingExecutor(Executor, Protocol):
         Raises:
             UnsupportedFeature: the plan needs what this executor lacks.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureTotals:
+    """What captures of one phase have come to so far."""
+
+    captured: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    graph_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureProgress:
+    """One moment of an executor's captures, replaced as a whole. Any thread may read it."""
+
+    buckets: tuple[Buckets, ...] = ()
+    totals: Mapping[GraphPhase, CaptureTotals] = field(default_factory=dict)
+    is_done: bool = True
+    """Every bucket is live or dead."""
+
+
+GiveWay = Callable[[float], None]
+"""Asked before a piece of so many milliseconds: returns when it may run. Plans run inside, on the same thread."""
+
+
+class Captures(Protocol):
+    """Prepares faster ways to run plans while the executor already serves. The device thread decides when."""
+
+    @property
+    def progress(self) -> CaptureProgress:
+        """How far it is. Any thread."""
+        ...
+
+    @property
+    def wait_s(self) -> float:
+        """How long a piece that would hold up plans noticeably may wait for an idle device."""
+        ...
+
+    def next_ms(self, *, is_idle: bool) -> float | None:
+        """About how long the next piece takes, inf if nobody knows; None when nothing is left to capture."""
+        ...
+
+    def capture_next(self, give_way: GiveWay, *, is_idle: bool) -> None:
+        """Make one capture, asking `give_way` between its pieces. A failure is the bucket's, never the caller's.
+
+        What `give_way` raises passes; the bucket is as if it had not been tried.
+        """
+        ...
+
+
+@runtime_checkable
+class CapturingExecutor(Executor, Protocol):
+    """An executor that may have something to capture."""
+
+    @property
+    def captures(self) -> Captures | None:
+        """None: nothing."""
         ...

@@ -13,6 +13,7 @@ from torch import Tensor
 from protos.wire.errors import InternalFault
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.device.break_points import BreakPoints
 from worker_svc.kv.sub_pools import LayerPlace
 
 
@@ -21,20 +22,31 @@ class ForwardContext:
 
     def __init__(self, *attention: AttentionBackend[Any]) -> None:
         """One back-end for each sub-pool, in their order."""
+        self.breaks = BreakPoints()
         self._attention = attention
         self._metadata: tuple[Any, ...] | None = None
 
+    @property
+    def num_sub_pools(self) -> int:
+        """Back-ends."""
+        return len(self._attention)
+
     @contextmanager
     def bind(self, batch: ForwardBatch) -> Iterator[None]:
-        """Plan attention for `batch` and make it the current step."""
-        self._metadata = tuple(backend.plan(batch) for backend in self._attention)
+        """Plan attention for `batch` and make it the current step. Inside another step, which then goes on."""
+        before, self._metadata = self._metadata, tuple(backend.plan(batch) for backend in self._attention)
         try:
             yield
         finally:
-            self._metadata = None
+            self._metadata = before
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, place: LayerPlace) -> Tensor:
-        """Store and attend in the current step, at the layer's place; see `AttentionBackend.run`."""
+        """Store and attend in the current step, at the layer's place; see `AttentionBackend.run`. A marked call."""
+        attended = self.breaks.call(self._attend, queries, keys, values, place=place)
+        assert isinstance(attended, Tensor)
+        return attended
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, place: LayerPlace) -> Tensor:
         if self._metadata is None:
             raise InternalFault("attention was called outside a bound forward")
         backend, metadata = self._attention[place.sub_pool], self._metadata[place.sub_pool]

@@ -3,17 +3,18 @@
 Knows nothing of who measures, except that device time is read from the device thread's own counters at each scrape.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from protos.service.metrics import FORWARD_SECONDS_BUCKETS, PLAN_SECONDS_BUCKETS, ROWS_BUCKETS
 from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
+from worker_svc.executor import CaptureTotals
 
 PREFIX = "forwardplane_worker_"
 _NS = 1e-9
@@ -35,6 +36,8 @@ class MemoryKind(StrEnum):
     """What memory is used for."""
 
     KV = "kv"
+    GRAPHS = "graphs"
+    """What captured graphs share."""
     RESIDENT = "resident"
     """Of the whole process."""
 
@@ -44,6 +47,8 @@ class StartupStage(StrEnum):
 
     LOAD = "load"
     """Until the device can run plans: libraries, weights, pools."""
+    CAPTURE = "capture"
+    """Spent on graphs so far, beside serving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +134,14 @@ class WorkerMetrics:
         """Export these counters of the device thread, read at each scrape."""
         self.registry.register(_DeviceTime(device_ns))
 
+    def read_captures(self, totals: Callable[[], Mapping[GraphPhase, CaptureTotals]]) -> None:
+        """Export what captures have come to, read at each scrape."""
+        self.registry.register(_Captures(totals))
+        graphs = self.process.memory_bytes.labels(MemoryKind.GRAPHS)
+        graphs.set_function(lambda: sum(entry.graph_bytes for entry in totals().values()))
+        seconds = self.process.startup_seconds.labels(StartupStage.CAPTURE)
+        seconds.set_function(lambda: sum(entry.seconds for entry in totals().values()))
+
 
 class _DeviceTime(Collector):
     def __init__(self, device_ns: Callable[[], DeviceNanoseconds]) -> None:
@@ -142,6 +155,24 @@ class _DeviceTime(Collector):
             ("bubble", "Of the idle time, what came before a plan that carries on the plan before it.", spent.bubble),
         ):
             yield CounterMetricFamily(f"{PREFIX}{name}_seconds", text, value=value * _NS)
+
+
+class _Captures(Collector):
+    def __init__(self, totals: Callable[[], Mapping[GraphPhase, CaptureTotals]]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterable[Metric]:
+        captured = GaugeMetricFamily(f"{PREFIX}captured_graphs", "Graphs that can be replayed.", labels=["phase"])
+        memory = GaugeMetricFamily(f"{PREFIX}graph_memory_bytes", "Memory of captured graphs.", labels=["phase"])
+        failed = CounterMetricFamily(f"{PREFIX}failed_captures", "Graphs that could not be captured.", labels=["phase"])
+        seconds = CounterMetricFamily(f"{PREFIX}capture_seconds", "Time spent on capturing graphs.", labels=["phase"])
+        for phase, totals in self._totals().items():
+            labels = [phase.name.lower()]
+            captured.add_metric(labels, totals.captured)
+            memory.add_metric(labels, totals.graph_bytes)
+            failed.add_metric(labels, totals.failed)
+            seconds.add_metric(labels, totals.seconds)
+        return (captured, memory, failed, seconds)
 
 
 def create_metrics(registry: CollectorRegistry) -> WorkerMetrics:

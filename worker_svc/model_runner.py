@@ -54,6 +54,18 @@ class ModelRunner:
         """Run the layers over `batch`, which has at least one token. Writes the pool at its slots."""
         with context.bind(batch):
             hidden = self._model.hidden_states(batch.input_ids, batch.positions, context)
+        return self.output(hidden, batch)
+
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """[num_tokens, hidden_size], normalised, owned: the layers alone, in the step that `context` is bound to."""
+        return self._model.hidden_states(input_ids, positions, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, logits_width] float32 of final hidden states [n, hidden_size]."""
+        return self._model.logits(hidden)
+
+    def output(self, hidden: Tensor, batch: ForwardBatch) -> RunnerOutput:
+        """What `batch` wants of the final hidden states [num_tokens, hidden_size] of its tokens."""
         last_hidden = hidden.index_select(0, batch.last_token_rows)
         return RunnerOutput(
             last_hidden=last_hidden,
@@ -61,8 +73,3 @@ class ModelRunner:
             finite=last_hidden.isfinite().all(-1),
             hidden=hidden if batch.wants_all_hidden else None,
         )
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, logits_width] float32 of final hidden states [n, hidden_size]."""
-        return self._model.logits(hidden)

@@ -20,17 +20,28 @@ from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.canary_guard import KVCanary, log_violations
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.staging import PlanStaging, StagedPlan
+from worker_svc.executor import Captures
 from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
 from worker_svc.runners.stage_clock import Stage, StageClock
 from worker_svc.sampling.row_results import RowResults
 
 
 class TpModelWorker:
-    """A `StagingExecutor`. Made by `worker_svc/build.py`; all but `stage` belongs to the device thread."""
+    """A `StagingExecutor` and a `CapturingExecutor`. Made by `worker_svc/build.py`.
+
+    All but `stage` belongs to the device thread.
+    """
 
     def __init__(
-        self, *, info: WorkerInfo, staging: PlanStaging, dispatch: RunnerDispatch, canary: KVCanary | None = None
+        self,
+        *,
+        info: WorkerInfo,
+        staging: PlanStaging,
+        dispatch: RunnerDispatch,
+        canary: KVCanary | None = None,
+        captures: Captures | None = None,
     ) -> None:
+        self.captures = captures
         self._info = info
         self._staging = staging
         self._dispatch = dispatch
@@ -100,6 +111,7 @@ class TpModelWorker:
         dispatched = self._dispatch.choose(batch)
         if not batch.runs_model:
             return _outcome(batch, dispatched)
+        # Before padding, which knows nothing of rows that are refused.
         batch, hits = self._guarded(step, batch, first_row=first_row)
         output = dispatched.runner.forward(batch)
         results.add_finite(output.finite.cpu().numpy(), first_row=first_row)
@@ -147,6 +159,6 @@ def _outcome(batch: ForwardBatch, dispatched: Dispatched) -> ForwardOutcome:
         mode=batch.forward_mode,
         graph=dispatched.graph,
         real_tokens=batch.real_tokens,
-        padded_tokens=0,
+        padded_tokens=dispatched.runner.padded_tokens(batch),
         forward_ns=0,
     )

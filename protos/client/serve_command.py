@@ -60,6 +60,17 @@ class ServePorts:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeExecution:
+    """What computes, and what is captured. Unset: as the worker chooses."""
+
+    kernels: Literal["auto", "native", "torch"] | None = None
+    """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
+    graph: Literal["off", "decode", "prefill", "all"] | None = None
+    """Phases whose steps replay captured graphs, where torch computes. Default: all."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedOptions:
     """What the device `simulated` is like; without meaning for others."""
 
@@ -110,6 +121,8 @@ class ServeOptions:
     """Highest hidden states of a prompt that callers may ask for."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the processes log to stderr."""
+    execution: ServeExecution = ServeExecution()
+    """What computes."""
     ports: ServePorts = ServePorts()
     """Where they listen."""
     limits: WorkerOptions = WorkerOptions()
@@ -172,6 +185,8 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
 def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
     given: dict[str, object] = {
+        "--kernels": options.execution.kernels,
+        "--graph": options.execution.graph,
         "--num-pages": options.limits.num_pages,
         "--max-rows": options.limits.max_rows,
         "--max-tokens": options.limits.max_tokens_per_plan,

@@ -236,6 +236,8 @@ def _problem(merge: _Merge, item: Mapping[str, Any]) -> str:
     location = item["loc"]
     message = item["msg"].removeprefix("Value error, ")
     entry = merge.fields.get(str(location[1])) if len(location) > 1 else None
+    if not location:
+        return str(message)
     if entry is None:
         return f"[{'.'.join(map(str, location))}] {message}"
     if item["type"] == "missing":

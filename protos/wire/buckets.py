@@ -56,7 +56,7 @@ def choose_bucket(
         if num_rows > captured.slots:
             return GraphRefusal.TOO_MANY_SLOTS
     if bucket not in captured.live:
-        return GraphRefusal.NOT_CAPTURED_YET
+        return GraphRefusal.CAPTURE_FAILED if bucket in captured.dead else GraphRefusal.NOT_CAPTURED_YET
     return GraphChoice(phase=phase, bucket=bucket)
 
 

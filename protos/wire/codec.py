@@ -4,19 +4,20 @@ Knows how a message travels (bytes, checksum), not what it means. Guards: decodi
 """
 
 import zlib
+from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
 from protos.forwardplane.v1 import plan_pb2
-from protos.forwardplane.v1.worker_pb2 import AttachReply
+from protos.forwardplane.v1.worker_pb2 import AttachReply, BucketList
 from protos.wire import limits
 from protos.wire.codec_plan import identity_from_proto, plan_from_proto, plan_to_proto
 from protos.wire.codec_result import result_from_proto, result_to_proto
-from protos.wire.codec_worker import info_from_proto, info_to_proto
+from protos.wire.codec_worker import bucket_list_from_proto, bucket_list_to_proto, info_from_proto, info_to_proto
 from protos.wire.errors import DataFault, EngineError, InvalidPlan
 from protos.wire.plan import ForwardPlan, PlanIdentity
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 
 
 def checksum(body: bytes) -> int:
@@ -102,6 +103,17 @@ def worker_info_from_proto(reply: AttachReply) -> WorkerInfo:
         ProtocolMismatch: an enum or geometry this release cannot work with.
     """
     return info_from_proto(reply)
+
+
+def buckets_to_proto(buckets: Iterable[Buckets]) -> list[BucketList]:
+    """Captured sizes by phase, as Attach and reports carry them."""
+    return [bucket_list_to_proto(entry) for entry in buckets]
+
+
+def buckets_from_proto(messages: Iterable[BucketList]) -> tuple[Buckets, ...]:
+    """Captured sizes of the phases that this release knows."""
+    found = (bucket_list_from_proto(message) for message in messages)
+    return tuple(entry for entry in found if entry is not None)
 
 
 def _parse_plan(body: bytes) -> plan_pb2.ForwardPlan:

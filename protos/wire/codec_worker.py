@@ -32,7 +32,7 @@ def info_to_proto(info: WorkerInfo) -> worker_pb2.AttachReply:
         sub_pools=[_sub_pool_to_proto(sub_pool) for sub_pool in info.sub_pools],
         limits=worker_pb2.WorkerLimits(**{name: getattr(info.limits, name) for name in LIMIT_FIELDS}),
         logits_width=info.logits_width,
-        buckets=[buckets_to_proto(buckets) for buckets in info.buckets],
+        buckets=[bucket_list_to_proto(buckets) for buckets in info.buckets],
         modes=[ProtoForwardMode.ValueType(mode) for mode in sorted(info.modes)],
         numerics=info.numerics,
         dtype=info.dtype,
@@ -57,7 +57,7 @@ def info_from_proto(message: worker_pb2.AttachReply) -> WorkerInfo:
     if not 1 <= len(message.sub_pools) <= limits.MAX_SUB_POOLS:
         text = f"sub_pools has {len(message.sub_pools)} entries, allowed are 1 to {limits.MAX_SUB_POOLS}"
         raise ProtocolMismatch(text, field="sub_pools")
-    buckets = (buckets_from_proto(bucket) for bucket in message.buckets)
+    buckets = (bucket_list_from_proto(bucket) for bucket in message.buckets)
     return WorkerInfo(
         incarnation=message.incarnation,
         protocol=message.protocol,
@@ -78,19 +78,33 @@ def info_from_proto(message: worker_pb2.AttachReply) -> WorkerInfo:
     )
 
 
-def buckets_to_proto(buckets: Buckets) -> worker_pb2.BucketList:
+def bucket_list_to_proto(buckets: Buckets) -> worker_pb2.BucketList:
     """The message of one phase's captured sizes."""
     return worker_pb2.BucketList(
-        phase=ProtoGraphPhase.ValueType(buckets.phase), sizes=buckets.sizes, live=buckets.live, slots=buckets.slots
+        phase=ProtoGraphPhase.ValueType(buckets.phase),
+        sizes=buckets.sizes,
+        live=buckets.live,
+        slots=buckets.slots,
+        dead=buckets.dead,
+        graph_bytes=buckets.graph_bytes,
+        capture_ms=buckets.capture_ms,
     )
 
 
-def buckets_from_proto(message: worker_pb2.BucketList) -> Buckets | None:
+def bucket_list_from_proto(message: worker_pb2.BucketList) -> Buckets | None:
     """One phase's captured sizes, or `None` for a phase this release does not know."""
     phase = _known_or_none(GraphPhase, message.phase)
     if phase is None:
         return None
-    return Buckets(phase=phase, sizes=tuple(message.sizes), live=tuple(message.live), slots=message.slots)
+    return Buckets(
+        phase=phase,
+        sizes=tuple(message.sizes),
+        live=tuple(message.live),
+        slots=message.slots,
+        dead=tuple(message.dead),
+        graph_bytes=message.graph_bytes,
+        capture_ms=message.capture_ms,
+    )
 
 
 def _sub_pool_to_proto(sub_pool: SubPool) -> worker_pb2.SubPool:

@@ -46,6 +46,12 @@ class Buckets:
     sizes: tuple[int, ...]
     live: tuple[int, ...]
     slots: int = 0
+    dead: tuple[int, ...] = ()
+    """Their capture failed; they stay so until the worker's next start."""
+    graph_bytes: int = 0
+    """What all graphs of the phase take."""
+    capture_ms: int = 0
+    """What capturing them took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,14 @@ class WorkerTrusted:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketsChanged:
+    """The worker has captured a graph, or failed to: later plans choose from these. Of a lost worker: ignored."""
+
+    worker: str
+    buckets: tuple[Buckets, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ResultReceived:
     """The result of the worker's next plan, in seq order."""
 
@@ -190,7 +198,7 @@ class MaskReady:
 
 
 StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed | MaskReady
-WorkerEvent = WorkerAttached | WorkerLost | WorkerDoubted | WorkerTrusted | ResultReceived
+WorkerEvent = WorkerAttached | WorkerLost | WorkerDoubted | WorkerTrusted | BucketsChanged | ResultReceived
 Event = StreamEvent | CacheFlushRequested | WorkerEvent
 
 

@@ -8,6 +8,7 @@ from protos.wire.errors import InternalFault
 from scheduler_svc.core.admission import refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
+    BucketsChanged,
     CacheFlushed,
     CacheFlushRequested,
     Event,
@@ -68,7 +69,7 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
         case CacheFlushRequested(edge):
             freed = sum(worker.memory.cache.flush() for worker in state.workers.values())
             out.append(CacheFlushed(edge, freed))
-        case WorkerAttached() | WorkerLost() | WorkerDoubted() | WorkerTrusted():
+        case WorkerAttached() | WorkerLost() | WorkerDoubted() | WorkerTrusted() | BucketsChanged():
             apply_to_worker(state, event, out)
 
 

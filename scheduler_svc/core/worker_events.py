@@ -1,9 +1,18 @@
 """What happens to workers: attached, lost, doubted, trusted; and what that does to the requests on them."""
 
+from dataclasses import replace
+
 from protos.wire.errors import SuspectedPoison
 from scheduler_svc.core.admission import never_fits
 from scheduler_svc.core.attachment import attach
-from scheduler_svc.core.events import Instruction, WorkerAttached, WorkerDoubted, WorkerLost, WorkerTrusted
+from scheduler_svc.core.events import (
+    BucketsChanged,
+    Instruction,
+    WorkerAttached,
+    WorkerDoubted,
+    WorkerLost,
+    WorkerTrusted,
+)
 from scheduler_svc.core.state import SchedulerState, WorkerFacts
 from scheduler_svc.core.strikes import strike
 from scheduler_svc.core.transitions import fail, requeue
@@ -11,7 +20,7 @@ from scheduler_svc.core.transitions import fail, requeue
 
 def apply_to_worker(
     state: SchedulerState,
-    event: WorkerAttached | WorkerLost | WorkerDoubted | WorkerTrusted,
+    event: WorkerAttached | WorkerLost | WorkerDoubted | WorkerTrusted | BucketsChanged,
     out: list[Instruction],
 ) -> None:
     """Take the event.
@@ -27,6 +36,9 @@ def apply_to_worker(
         case WorkerDoubted(worker) | WorkerTrusted(worker):
             if worker in state.workers:
                 state.workers[worker].standing.is_doubted = isinstance(event, WorkerDoubted)
+        case BucketsChanged(worker, buckets):
+            if worker in state.workers:
+                state.workers[worker].info = replace(state.workers[worker].info, buckets=buckets)
 
 
 def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:

@@ -6,7 +6,7 @@ from protos.wire.codec import checksum, encode_plan
 from protos.wire.enums import WorkerState
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 
 MIN_DELTA_BYTES = 16 * 1024
 """Below this, making and undoing a delta costs more than sending the plan."""
@@ -63,6 +63,7 @@ class Report:
     """None: a state this release does not know."""
     device_counter: int
     capture_budget_s: float
+    buckets: tuple[Buckets, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ the order the exchange gives them, and none after `run` returned.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from protos.wire.enums import WorkerState
@@ -14,6 +14,7 @@ from protos.wire.errors import ConnectionLost, DeviceFault, EngineError, SyncErr
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
 from scheduler_svc.core.events import (
+    BucketsChanged,
     ResultReceived,
     WorkerAttached,
     WorkerDoubted,
@@ -29,6 +30,7 @@ from scheduler_svc.links.link_messages import (
     FullPlanNeeded,
     LinkNack,
     PlansMissing,
+    Report,
     Term,
 )
 from scheduler_svc.links.liveness import Liveness, LivenessLimits
@@ -247,8 +249,16 @@ class WorkerSession:
             self._exchange.reported(report, self._parts.clock())
             if report.state is not None:
                 self._set_state(report.state)
+            self._follow_buckets(report)
             self._look()
         raise SyncError("the worker ended its report stream", field="report")
+
+    def _follow_buckets(self, report: Report) -> None:
+        # A worker without the field reports none: what it said at Attach holds.
+        reported = report.buckets
+        if reported and reported != self.term.info.buckets:
+            self.term = replace(self.term, info=replace(self.term.info, buckets=reported))
+            self._parts.listener.worker_event(BucketsChanged(self.term.worker, reported))
 
     def _set_state(self, state: WorkerState) -> None:
         if state is not self.state:

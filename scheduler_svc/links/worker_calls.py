@@ -22,7 +22,7 @@ from protos.forwardplane.v1.worker_pb2 import (
 )
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceStub
 from protos.service.status import from_rpc_error
-from protos.wire.codec import decode_result, open_message, worker_info_from_proto
+from protos.wire.codec import buckets_from_proto, decode_result, open_message, worker_info_from_proto
 from protos.wire.enums import Feature, WorkerState
 from protos.wire.errors import UnavailableError
 from protos.wire.limits import PROTOCOL_MAX, PROTOCOL_MIN
@@ -161,6 +161,7 @@ def _report(message: WorkerReport) -> Report:
         state=_STATES.get(int(message.state)),
         device_counter=message.device_counter,
         capture_budget_s=message.capture_budget_ms / 1000,
+        buckets=buckets_from_proto(message.buckets),
     )
 
 

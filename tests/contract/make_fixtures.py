@@ -9,6 +9,7 @@ Run it (`python -m tests.contract.make_fixtures`) only after a change of the wir
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,13 @@ def result_cases() -> dict[str, ForwardResult]:
 
 
 def info_cases() -> dict[str, WorkerInfo]:
+    decode, prefill = plans.make_full_info().buckets
+    captured = (replace(decode, live=(16,), dead=(8,), graph_bytes=1 << 33, capture_ms=1234), prefill)
     return {
         "plain": plans.make_info(),
         "full": plans.make_full_info(limits=plans.make_limits()),
         "hidden-states": plans.make_full_info(),
+        "graphs": plans.make_info(buckets=captured),
     }
 
 

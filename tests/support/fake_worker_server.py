@@ -16,11 +16,11 @@ from protos.forwardplane.v1.worker_pb2 import (
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from protos.service.server import PortProfile, ServerOptions, bind_port, build_server
 from protos.service.status import StatusInterceptor
-from protos.wire.codec import checksum, decode_plan, encode_result, open_message, worker_info_to_proto
+from protos.wire.codec import buckets_to_proto, checksum, decode_plan, encode_result, open_message, worker_info_to_proto
 from protos.wire.enums import WorkerState
 from protos.wire.errors import EngineError, StaleEpoch
 from protos.wire.plan import ForwardPlan
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 from tests.support.fake_worker import FakeWorker
 
 NOTHING = ExecuteReply()
@@ -46,6 +46,8 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.released.set()
         self.reports_stopped = False
         self.state = WorkerState.SERVING
+        self.buckets: tuple[Buckets, ...] = ()
+        """As reports say; at Attach those of `info`."""
         self._counter = 0
         self._server: grpc.aio.Server | None = None
         self._streams: list[asyncio.Event] = []
@@ -108,7 +110,10 @@ class FakeWorkerServer(WorkerServiceServicer):
         while True:
             if not self.reports_stopped:
                 yield WorkerReport(
-                    incarnation=self.info.incarnation, state=int(self.state), device_counter=self._counter
+                    incarnation=self.info.incarnation,
+                    state=int(self.state),
+                    device_counter=self._counter,
+                    buckets=buckets_to_proto(self.buckets),
                 )
             await asyncio.sleep(request.interval_ms / 1000)
 

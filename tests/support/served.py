@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
-from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
+from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
 
 PORT_FIELDS = (
     "port",
@@ -71,12 +71,15 @@ def served(
 ) -> Iterator[Served]:
     """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
 
+    Graphs are off unless they are chosen: capturing takes the cores that the tests share.
+
     Args:
         worker_flags: more flags of the workers, such as ServeOptions has no choice for.
         scheduler_flags: more flags of the scheduler.
         choices: fields of ServeOptions.
     """
-    options = on_free_ports(ServeOptions(**{"numerics": "reproducible", **choices}))  # type: ignore[arg-type]
+    defaults = {"numerics": "reproducible", "execution": ServeExecution(graph="off")}
+    options = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
     console = Console(quiet=True)
     group = ProcessGroup()
     try:

@@ -53,6 +53,9 @@ class HistoryRunner:
     def refusal(self, batch):
         return None
 
+    def padded_tokens(self, batch):
+        return 0
+
     def forward(self, batch):
         assert batch.num_tokens > 0
         batch.check()

@@ -7,6 +7,7 @@ step's write plan, or are the sink; host copy equals device tensor.
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from worker_svc.batch.owned import Array, device_copy, frozen_copy, is_same, with_tail
@@ -89,3 +90,20 @@ class PageGroup:
             kv_last_page_len_host=frozen_copy(last_lens),
             start_positions_host=frozen_copy(starts),
         )
+
+
+def sink_group(sub_pool: int, device: torch.device) -> PageGroup:
+    """Of one row of one token in the sink page."""
+    zero, one = frozen_copy(np.zeros(1, np.int32)), frozen_copy(np.ones(1, np.int32))
+    indptr = frozen_copy(np.array([0, 1], np.int32))
+    return PageGroup(
+        sub_pool=sub_pool,
+        kv_indptr=device_copy(indptr, device),
+        kv_indices=device_copy(zero, device),
+        kv_last_page_len=device_copy(one, device),
+        out_cache_loc=torch.full((1,), SINK_SLOT, dtype=torch.int64, device=device),
+        kv_indptr_host=indptr,
+        kv_indices_host=zero,
+        kv_last_page_len_host=one,
+        start_positions_host=zero,
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from worker_svc.device.kv_writer import kv_writer
 from worker_svc.kv.kv_order import KVOrder, PageShape, head_views, layer_shape
+from worker_svc.kv.sizing import running_limit
 
 SINK_PAGE = 0
 
@@ -45,6 +46,11 @@ class KVGeometry:
         shape = f"layers{self.num_layers}.heads{self.num_kv_heads}.dim{self.head_dim}.page{self.page_size}"
         order = "" if self.order is KVOrder.HEADS else f".{self.order.value}"
         return f"{shape}{window}{order}.{name}"
+
+    def running_limit(self, *, context_tokens: int, asked: int) -> int:
+        """Most requests that may run at once in this sub-pool."""
+        capacity_tokens = (self.num_pages - 1) * self.page_size
+        return running_limit(capacity_tokens=capacity_tokens, context_tokens=context_tokens, asked=asked)
 
     @property
     def page_shape(self) -> PageShape:

@@ -24,7 +24,8 @@ from worker_svc import app, app_simulated
 from worker_svc.config import (
     Device,
     ExecutorConfig,
-    HiddenStatesConfig,
+    Graph,
+    GraphConfig,
     LogFormat,
     ModelConfig,
     ObservabilityConfig,
@@ -154,7 +155,8 @@ def build_executor(folder: ModelFolder, config: ReplayProgram) -> Executor:
     if config.executor.device is Device.SIMULATED:
         worker = WorkerConfig(model=config.model, executor=config.executor, simulated=config.simulated)
         return app_simulated.build_executor(folder, worker)
-    return app.build_executor(folder, config.executor, HiddenStatesConfig())
+    graphs = GraphConfig(graph=Graph.OFF)
+    return app.build_executor(folder, WorkerConfig(model=config.model, executor=config.executor, graphs=graphs))
 
 
 def _say(content: dict[str, object]) -> None:

@@ -2,13 +2,15 @@
 
 Knows neither plans nor executors. It waits without polling and, being a daemon, never keeps a dying process alive.
 Work may be *offered*: it begins the moment the running work ends well, without a turn of the event loop between.
+*Spare* work runs when there is time, piece by piece: at most one between two jobs that wait.
 """
 
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
@@ -17,6 +19,10 @@ ResultT = TypeVar("ResultT")
 
 _MAX_JOBS = 4
 """Load, plan, reset, close: the protocol never has more than one of each out."""
+SHORT_PIECE_MS = 100.0
+"""Longer pieces of spare work wait until the device is idle."""
+IDLE_S = 0.05
+"""Without a job for so long, the device is idle: a caller whose tokens stream has sent the next plan long before."""
 
 
 class DeviceJob(Generic[ResultT]):
@@ -52,6 +58,30 @@ class DeviceJob(Generic[ResultT]):
             self._settle()
 
 
+class SpareWork(Protocol):
+    """Work that is done when there is time. Called on the device thread."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """How long a long piece waits for an idle device."""
+        ...
+
+    def next_piece_ms(self, *, is_idle: bool) -> float | None:
+        """About how long the next piece takes; None: nothing is left."""
+        ...
+
+    def run(self, give_way: Callable[[float], None], *, is_idle: bool) -> None:
+        """Do the next stretch. `give_way` is called between its pieces with the length of the next one, in ms.
+
+        Jobs run inside `give_way`. What it raises must pass, with the stretch given up.
+        """
+        ...
+
+
+class _SpareEnded(BaseException):
+    """Spare work is not wanted any more. No error: nothing on its way may catch it as one."""
+
+
 class DeviceThread:
     """Made and used by one event loop; started at construction, ended by `stop`."""
 
@@ -59,6 +89,12 @@ class DeviceThread:
         self._jobs: queue.Queue[DeviceJob[Any]] = queue.Queue(maxsize=_MAX_JOBS)
         self._offer_lock = threading.Lock()
         self._offered: DeviceJob[Any] | None = None
+        self._following: DeviceJob[Any] | None = None
+        """Taken, to run next."""
+        self._spare: SpareWork | None = None
+        self._is_spare_wanted = True
+        self._last_job_at = 0.0
+        self._is_ended = False
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
 
@@ -96,19 +132,84 @@ class DeviceThread:
         if self.withdraw(job):
             self._jobs.put_nowait(job)
 
+    def set_spare(self, spare: SpareWork) -> None:
+        """Do `spare` from now on when there is time. On the device thread, from a job."""
+        self._spare = spare
+
+    def end_spare(self) -> None:
+        """No more spare work: what of it has begun is given up before the next job. Any thread; for good."""
+        self._is_spare_wanted = False
+
     async def stop(self) -> None:
         """End the thread behind the work it has, and wait for that."""
+        self.end_spare()
         await self.submit(_end)
 
+    # --- on the device thread
+
     def _serve(self) -> None:
-        job: DeviceJob[Any] | None = None
-        is_ended = False
-        while not is_ended:
-            job = job or self._jobs.get()
-            following = self._take_offer() if job.run() else None
-            job.tell()
-            is_ended = job.work is _end
-            job = following
+        while not self._is_ended:
+            if not self._did_spare():
+                self._run(self._taken() or self._jobs.get())
+
+    def _run(self, job: DeviceJob[Any]) -> None:
+        following = self._take_offer() if job.run() else None
+        job.tell()
+        self._following = following
+        self._is_ended = job.work is _end
+        self._last_job_at = time.monotonic()
+
+    def _taken(self) -> DeviceJob[Any] | None:
+        job, self._following = self._following, None
+        return job
+
+    def _did_spare(self) -> bool:
+        """Whether there was spare work to think of; False: only jobs are left to wait for."""
+        if self._spare is None or not self._is_spare_wanted:
+            return False
+        is_idle = self._is_idle()
+        piece_ms = self._spare.next_piece_ms(is_idle=is_idle)
+        if piece_ms is None:
+            self._spare = None
+            return False
+        try:
+            with fault_border("spare device work"):
+                self._give_way(piece_ms)
+                self._spare.run(self._give_way, is_idle=self._is_idle())
+        except EngineError:
+            self._spare = None  # a bug, and in the log; what is served does not depend on it
+        except _SpareEnded:
+            return False
+        return True
+
+    def _is_idle(self) -> bool:
+        return time.monotonic() - self._last_job_at >= IDLE_S
+
+    def _give_way(self, piece_ms: float) -> None:
+        """Return when a piece of spare work may run. Jobs that wait run first, one of them before a short piece."""
+        assert self._spare is not None
+        is_short = piece_ms <= SHORT_PIECE_MS
+        latest = time.monotonic() + self._spare.max_wait_s
+        while True:
+            job = self._waiting(0.0 if is_short else IDLE_S)
+            if not self._is_spare_wanted:
+                self._following = job
+                raise _SpareEnded
+            if job is None:
+                return
+            self._run(job)
+            if is_short or time.monotonic() >= latest:
+                return
+
+    def _waiting(self, timeout_s: float) -> DeviceJob[Any] | None:
+        """The next job, if there is one within the time."""
+        job = self._taken()
+        if job is not None:
+            return job
+        try:
+            return self._jobs.get(timeout=timeout_s) if timeout_s else self._jobs.get_nowait()
+        except queue.Empty:
+            return None
 
     def _take_offer(self) -> DeviceJob[Any] | None:
         with self._offer_lock:

@@ -16,7 +16,7 @@ from protos.wire.enums import RowFailure
 from protos.wire.errors import EngineError, InvalidPlan, UnsupportedFeature
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from worker_svc.executor import Executor, StagingExecutor
+from worker_svc.executor import CaptureProgress, CapturingExecutor, Executor, StagingExecutor
 from worker_svc.protocol.messages import Execute, Fence
 
 _NO_HANDLES = np.empty(0, np.uint64)
@@ -42,6 +42,8 @@ class DeviceProgress:
     """Time between finished pieces of work."""
     bubble_ns: int = 0
     """Of that, the time before a plan that carries on a request of the plan before it."""
+    capture_budget_ms: int = 0
+    """What the piece of a capture that runs now may take; 0: none runs."""
     is_busy: bool = False
     budget_ms: int = 0
     """Time that the piece of work may take; 0: nobody said."""
@@ -124,6 +126,20 @@ class DeviceWork:
         self.progress = replace(
             self.progress.finished(self._clock_ns()), fence=fence, last_started_seq=0, last_finished_seq=0
         )
+
+    def captures(self) -> CaptureProgress:
+        """How far the executor's captures are. Any thread."""
+        if isinstance(self._executor, CapturingExecutor) and self._executor.captures is not None:
+            return self._executor.captures.progress
+        return CaptureProgress(buckets=self._executor.worker_info().buckets)
+
+    def capture_piece_begins(self, *, budget_ms: int) -> None:
+        """A piece of a capture takes the device."""
+        self.progress = replace(self.progress, capture_budget_ms=budget_ms)
+
+    def capture_piece_ended(self) -> None:
+        """It has given it back."""
+        self.progress = replace(self.progress, capture_budget_ms=0, device_counter=self.progress.device_counter + 1)
 
     def close(self) -> None:
         """Release the device."""

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from protos.wire.worker_info import WorkerInfo
-from worker_svc.executor import Executor
+from worker_svc.executor import CapturingExecutor, Executor
 from worker_svc.metrics import DeviceNanoseconds, MemoryKind, StartupStage, WorkerMetrics
+from worker_svc.rpc.capture_work import CaptureWork
 from worker_svc.rpc.device_thread import DeviceThread
 from worker_svc.rpc.device_work import DeviceProgress, DeviceWork
 from worker_svc.rpc.plan_intake import PlanIntake
@@ -31,6 +32,7 @@ class LoadedWorker:
 
     async def release(self) -> None:
         """Finish the running plan, end the streams, let go of the device."""
+        self._device.end_spare()
         try:
             await self.loop.stop("the worker is leaving")
             await self._device.submit(self.work.close)
@@ -45,7 +47,7 @@ async def load(device: DeviceThread, build: Callable[[], Executor], metrics: Wor
         EngineError: the model or a setting cannot be used.
     """
     began = time.monotonic()
-    info, work = await device.submit(lambda: _build(build))
+    info, work = await device.submit(lambda: _build(build, device))
     seconds = time.monotonic() - began
     loop = ProtocolLoop(LoopParts(info=info, device=device, work=work, observer=PlanObserver(metrics)))
     _describe(info, work, metrics)
@@ -54,9 +56,12 @@ async def load(device: DeviceThread, build: Callable[[], Executor], metrics: Wor
     return LoadedWorker(loop, info=info, work=work, device=device)
 
 
-def _build(build: Callable[[], Executor]) -> tuple[WorkerInfo, DeviceWork]:
+def _build(build: Callable[[], Executor], device: DeviceThread) -> tuple[WorkerInfo, DeviceWork]:
     executor = build()
-    return executor.worker_info(), DeviceWork(executor, time.monotonic_ns)
+    work = DeviceWork(executor, time.monotonic_ns)
+    if isinstance(executor, CapturingExecutor) and executor.captures is not None:
+        device.set_spare(CaptureWork(executor.captures, work))
+    return executor.worker_info(), work
 
 
 def _describe(info: WorkerInfo, work: DeviceWork, metrics: WorkerMetrics) -> None:
@@ -72,6 +77,7 @@ def _describe(info: WorkerInfo, work: DeviceWork, metrics: WorkerMetrics) -> Non
     kv_bytes = sum(pool.num_pages * pool.bytes_per_page for pool in info.sub_pools)
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(kv_bytes)
     metrics.read_device_time(lambda: _device_ns(work.progress))
+    metrics.read_captures(lambda: work.captures().totals)
 
 
 def _device_ns(progress: DeviceProgress) -> DeviceNanoseconds:
@@ -93,5 +99,6 @@ def _log(info: WorkerInfo, seconds: float) -> None:
             "context_tokens": info.limits.context_tokens,
             "window": info.limits.window,
             "seconds": round(seconds, 3),
+            "graphs_to_capture": {entry.phase.name.lower(): entry.sizes for entry in info.buckets},
         },
     )

@@ -43,6 +43,9 @@ class PlanObserver:
             metrics.process.nan_rows.inc(int(np.count_nonzero(result.rows.failures == RowFailure.NAN)))
 
     def _forward_ran(self, outcome: ForwardOutcome) -> None:
+        traits = traits_of(outcome.mode)
+        if not traits.runs_model:
+            return
         self._metrics.process.canary_hits.inc(outcome.canary_hits)
         self._metrics.forward_ran(outcome.mode, seconds=outcome.forward_ns * _NS)
         if isinstance(outcome.graph, GraphChoice):
@@ -51,5 +54,5 @@ class PlanObserver:
             )
         else:
             # Modes without graphs of their own are counted with prefill, as MIXED is.
-            phase = traits_of(outcome.mode).graph_phase or GraphPhase.PREFILL
+            phase = traits.graph_phase or GraphPhase.PREFILL
             self._metrics.graph_missed(phase, outcome.graph)

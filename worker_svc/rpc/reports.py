@@ -7,13 +7,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import psutil
 
-from protos.forwardplane.v1 import plan_pb2, worker_pb2
-from protos.forwardplane.v1.worker_pb2 import BucketList, WorkerReport
+from protos.forwardplane.v1 import worker_pb2
+from protos.forwardplane.v1.worker_pb2 import WorkerReport
+from protos.wire.codec import buckets_to_proto
 from protos.wire.enums import WorkerState
 from protos.wire.worker_info import WorkerInfo
+from worker_svc.executor import CaptureProgress
 from worker_svc.rpc.device_work import DeviceProgress, DeviceWork
 from worker_svc.rpc.worker_status import WorkerStatus
 
@@ -55,33 +58,35 @@ class Reporter:
     def report(self) -> WorkerReport:
         """The worker at this moment."""
         progress = DeviceProgress() if self._device is None else self._device[1].progress
+        captures = CaptureProgress() if self._device is None else self._device[1].captures()
         age_ns = self._clock_ns() - progress.since_ns if progress.is_busy else 0
         report = WorkerReport(
             epoch=progress.fence.epoch,
             term=progress.fence.term,
-            state=state_message(self._status.state),
+            state=state_message(self._state(captures)),
             last_started_seq=progress.last_started_seq,
             last_finished_seq=progress.last_finished_seq,
             device_counter=progress.device_counter,
             plan_age_ms=age_ns // _NS_PER_MS,
+            capture_budget_ms=progress.capture_budget_ms,
             nan_rows=progress.nan_rows,
             canary_hits=progress.canary_hits,
             resident_bytes=self._process.memory_info().rss,
             free_device_bytes=psutil.virtual_memory().available,
+            buckets=buckets_to_proto(captures.buckets),
         )
         if self._device is not None:
-            info = self._device[0]
-            report.incarnation = info.incarnation
-            report.buckets.extend(
-                BucketList(
-                    phase=plan_pb2.GraphPhase.Value(f"GRAPH_PHASE_{buckets.phase.name}"),
-                    sizes=buckets.sizes,
-                    live=buckets.live,
-                    slots=buckets.slots,
-                )
-                for buckets in info.buckets
-            )
+            report.incarnation = self._device[0].incarnation
         return report
+
+    def current(self, info: WorkerInfo) -> WorkerInfo:
+        """`info` with the buckets that can be replayed now."""
+        return info if self._device is None else replace(info, buckets=self._device[1].captures().buckets)
+
+    def _state(self, captures: CaptureProgress) -> WorkerState:
+        """CAPTURING is a way of serving."""
+        state = self._status.state
+        return WorkerState.CAPTURING if state is WorkerState.SERVING and not captures.is_done else state
 
 
 def state_message(state: WorkerState) -> "worker_pb2.WorkerState.ValueType":

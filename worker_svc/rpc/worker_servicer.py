@@ -54,7 +54,7 @@ class WorkerServicer(WorkerServiceServicer):
             features=tuple(request.features[:MAX_REQUIRED_FEATURES]),
             scheduler_name=request.scheduler_name[:MAX_REASON_CHARS],
         )
-        return worker_info_to_proto(await loop.attach(asked))
+        return worker_info_to_proto(self._reporter.current(await loop.attach(asked)))
 
     @override
     async def Execute(

@@ -24,6 +24,10 @@ class ForwardRunner(Protocol):
         """Why it will not take `batch`; None if it will."""
         ...
 
+    def padded_tokens(self, batch: ForwardBatch) -> int:
+        """Tokens that it will compute for `batch` beyond those of the plan."""
+        ...
+
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run a batch it does not refuse."""
         ...

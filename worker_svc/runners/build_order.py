@@ -19,6 +19,7 @@ class BuildStep(IntEnum):
     CANARY = 4
     ATTENTION = 5
     RUNNERS = 6
+    GRAPHS = 7
 
 
 class BuildOrder:

@@ -15,7 +15,7 @@ from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
-from worker_svc.runners.base import ForwardRunner
+from worker_svc.runners.execution_paths import ExecutionPaths, one_path
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.model_stack import ModelStack
 from worker_svc.runners.native_stack import NativeStack
@@ -41,12 +41,14 @@ class _Stack(Protocol):
 
     def make_runners(self) -> None: ...
 
+    def make_graphs(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSide:
     """The parts that a worker is made of, from either stack."""
 
-    runner: ForwardRunner
+    paths: ExecutionPaths
     translator: IndexTranslator
     canary: KVCanary | None
     geometries: tuple[KVGeometry, ...]
@@ -106,7 +108,7 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         _build(stack, folder)
         undone.pop_all()
     return DeviceSide(
-        runner=stack.runner,
+        paths=one_path(stack.runner),
         translator=stack.translator,
         canary=stack.canary,
         geometries=stack.geometries,
@@ -124,7 +126,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device, threads=threads))
     _build(stack, folder)
     return DeviceSide(
-        runner=stack.runner,
+        paths=stack.paths,
         translator=stack.translator,
         canary=stack.canary,
         geometries=tuple(pool.geometry for pool in stack.pools),
@@ -142,3 +144,4 @@ def _build(stack: _Stack, folder: ModelFolder) -> None:
     stack.make_canary()
     stack.bind_attention()
     stack.make_runners()
+    stack.make_graphs()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protos.wire.enums import GraphRefusal
@@ -17,20 +18,25 @@ class EagerRunner:
     replays_graphs = False
 
     def __init__(self, model_runner: ModelRunner, context: ForwardContext) -> None:
-        self._model_runner = model_runner
-        self._context = context
+        self.model_runner = model_runner
+        self.context = context
 
     def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
         """Never."""
         return None
 
+    def padded_tokens(self, batch: ForwardBatch) -> int:  # noqa: ARG002 - the protocol's signature
+        """None."""
+        return 0
+
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run `batch`."""
-        return self._model_runner.forward(batch, self._context)
+        return self.model_runner.forward(batch, self.context)
 
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Of final hidden states."""
-        return self._model_runner.logits(hidden)
+        return self.model_runner.logits(hidden)
 
 
 def eager_runner(model: LanguageModel, *attention: AttentionBackend[Any]) -> EagerRunner:

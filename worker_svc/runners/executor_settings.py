@@ -1,6 +1,10 @@
 """How plans are executed: what the composition root hands to the device side, as plain values."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker_svc.runners.graph_settings import GraphSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +31,6 @@ class ExecutorSettings:
     memory_fraction: float | None = None
     """Of the memory free before the load: what weights, graphs and pools may take. Excludes both sizes. None: on the
     CPU a quarter of what the weights leave goes to the pools, on a GPU 0.9."""
-    graph_memory_file: str | None = None
-    """Where the memory of captured graphs is remembered. None: nothing is known of it."""
     kv_canary: str = "off"
     """Shadow of the KV pools: `off`, `count` mismatches, or `refuse` the rows that have them."""
     max_rows: int = 256
@@ -39,6 +41,7 @@ class ExecutorSettings:
     """Most plans in flight."""
     threads: int | None = None
     """CPU threads of one operator. None: the physical cores, or as many of them as shorten native steps."""
+    graphs: GraphSettings = field(default_factory=GraphSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +52,9 @@ class HiddenSettings:
     """Highest that a row of a plan may ask for."""
     capture_hidden_mode: str = "null"
     """What every forward keeps at least; not above `max_hidden_mode`."""
+
+
+def executor_settings(values: Mapping[str, Any], graphs: Mapping[str, Any]) -> ExecutorSettings:
+    """From the values of two groups of a configuration."""
+    lists = {name: tuple(value) for name, value in graphs.items() if isinstance(value, list)}
+    return ExecutorSettings(**values, graphs=GraphSettings(**{**graphs, **lists}))

@@ -1,7 +1,7 @@
 """The device side of a worker over torch, built part by part in the one order that works.
 
-Weights -> pools -> translator -> canary -> attention (bound and verified) -> runners. Guards: another order raises, and
-the pools are sized from what the weights leave, before anything else takes memory.
+Weights -> pools -> translator -> canary -> attention (bound and verified) -> runners -> graphs. Guards: another order
+raises, and the pools are sized from what the weights leave, before anything else takes memory.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from worker_svc.runners.attention_parts import AttentionParts
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.eager import EagerRunner, eager_runner
 from worker_svc.runners.pool_sizes import PoolSizes
+from worker_svc.runners.stack_graphs import StackGraphs
 from worker_svc.runners.stack_settings import StackSettings
 
 
@@ -35,6 +36,7 @@ class ModelStack:
 
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
+        self._graphs = StackGraphs(settings)
         self._order = BuildOrder()
         self._sizes = PoolSizes(settings.executor)
         self._fingerprint = ""
@@ -58,7 +60,9 @@ class ModelStack:
         self._attention_parts = AttentionParts(settings.executor, config, threads=settings.threads)
         sizeless = self._attention_parts.sizeless(config, page_size=settings.executor.page_size)
         geometries = self._sizes.sized(
-            sizeless, weights_fingerprint=self._fingerprint, context_tokens=config.context_tokens
+            sizeless,
+            context_tokens=config.context_tokens,
+            graph_bytes=self._graphs.planned_bytes(config, weights=self._fingerprint),
         )
         self.pools = tuple(TokenToKVPool(geometry, device=settings.device) for geometry in geometries)
 
@@ -82,6 +86,17 @@ class ModelStack:
         """Make the execution paths."""
         self._order.enter(BuildStep.RUNNERS)
         self.runner = eager_runner(self.loaded.model, *self.attention)
+
+    def make_graphs(self) -> None:
+        """Make the runners that replay graphs. Nothing is captured yet.
+
+        Raises:
+            InvalidRequest: there is no memory for what is asked for; says for what there is.
+        """
+        self._order.enter(BuildStep.GRAPHS)
+        config, asked = self.loaded.config, self._settings.executor.max_rows
+        max_rows = self.pools[0].geometry.running_limit(context_tokens=config.context_tokens, asked=asked)
+        self.paths = self._graphs.paths(self.runner, config, max_rows=max_rows, weights=self._fingerprint)
 
     @property
     def description(self) -> str:

@@ -35,6 +35,10 @@ class NativeRunner:
         """Never."""
         return None
 
+    def padded_tokens(self, batch: ForwardBatch) -> int:  # noqa: ARG002 - the protocol's signature
+        """None."""
+        return 0
+
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Run `batch`.
 

@@ -44,7 +44,6 @@ class NativeStack:
         self._threads = threads
         self._order = BuildOrder()
         self._sizes = PoolSizes(settings)
-        self._fingerprint = ""
         self._is_loaded = False
 
     def load_weights(self, folder: ModelFolder) -> None:
@@ -57,7 +56,6 @@ class NativeStack:
         self._order.enter(BuildStep.WEIGHTS)
         self.weights = pack_weights(folder, self._settings, threads=self._threads)
         self._is_loaded = True
-        self._fingerprint = folder.card.weights_fingerprint
 
     def make_pools(self) -> None:
         """Reserve the pages in what memory the weights left.
@@ -67,9 +65,7 @@ class NativeStack:
         """
         self._order.enter(BuildStep.POOLS)
         config = self.weights.config
-        self.geometries = self._sizes.sized(
-            native_geometries(config), weights_fingerprint=self._fingerprint, context_tokens=config.context_tokens
-        )
+        self.geometries = self._sizes.sized(native_geometries(config), context_tokens=config.context_tokens)
         self.weights.reserve([geometry.num_pages for geometry in self.geometries])
 
     def make_translator(self) -> None:
@@ -98,6 +94,10 @@ class NativeStack:
         self._order.enter(BuildStep.RUNNERS)
         most_threads = self.weights.threads.threads if self._settings.threads is None else None
         self.runner = NativeRunner(self.weights.model, most_threads=most_threads)
+
+    def make_graphs(self) -> None:
+        """None: a step is one call of the kernels already."""
+        self._order.enter(BuildStep.GRAPHS)
 
     def close(self) -> None:
         """Free what was made so far. Safe to repeat."""

@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
 from worker_svc.device.memory import free_bytes
 from worker_svc.kv.canary_table import canary_bytes
 from worker_svc.kv.sizing import CapacityRequest, FreeMemory, SubPoolNeed, plan_capacity, useful_pages
@@ -34,22 +32,21 @@ class PoolSizes:
         self,
         sizeless: Sequence[KVGeometry],
         *,
-        weights_fingerprint: str,
         context_tokens: int,
+        graph_bytes: int = 0,
     ) -> tuple[KVGeometry, ...]:
         """The sub-pools with their numbers of pages, from what is free now.
 
         Args:
             sizeless: geometries without one; the full sub-pool first.
-            weights_fingerprint: of the model, whose graphs may have been measured before.
             context_tokens: the longest sequence.
+            graph_bytes: what captured graphs will take.
 
         Raises:
             InvalidRequest: the setting cannot be had; says what works.
         """
         settings = self._settings
         memory = FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device))
-        graph_bytes = known_graph_bytes(settings, weights=weights_fingerprint)
         request = CapacityRequest(
             kv_bytes=settings.kv_bytes,
             num_pages=settings.num_pages,
@@ -65,19 +62,6 @@ class PoolSizes:
         extra = {"pages": list(pages), "free_before_bytes": memory.before_load, "free_after_bytes": memory.after_load}
         logger.info("kv pools", extra={**extra, "graph_bytes": graph_bytes})
         return tuple(replace(geometry, num_pages=count) for geometry, count in zip(sizeless, pages, strict=True))
-
-
-def known_graph_bytes(settings: ExecutorSettings, **facts: object) -> int:
-    """What graphs took at the last start of a worker like this one; 0 without a measurement."""
-    if settings.graph_memory_file is None:
-        return 0
-    return sum(GraphMemoryStore(Path(settings.graph_memory_file)).read(fingerprint_of(settings, **facts)).values())
-
-
-def fingerprint_of(settings: ExecutorSettings, **facts: object) -> str:
-    """Of everything that the memory of this worker's graphs depends on; `facts` name the model."""
-    kept = ("numerics", "dtype", "device", "kernels", "page_size", "max_rows", "max_tokens")
-    return graph_fingerprint(**{name: getattr(settings, name) for name in kept}, **facts)
 
 
 def _fraction(settings: ExecutorSettings) -> float | None:

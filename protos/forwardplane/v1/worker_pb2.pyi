@@ -185,14 +185,24 @@ class BucketList(_message.Message):
     SIZES_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    GRAPH_BYTES_FIELD_NUMBER: _builtins.int
+    CAPTURE_MS_FIELD_NUMBER: _builtins.int
     phase: _plan_pb2.GraphPhase.ValueType
     slots: _builtins.int
     """Request slots of a prefill graph; 0 in the decode phase."""
+    graph_bytes: _builtins.int
+    """What all graphs of the phase take, and what capturing them took."""
+    capture_ms: _builtins.int
     @_builtins.property
     def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def live(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sizes that can be replayed now."""
+
+    @_builtins.property
+    def dead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sizes whose capture failed: they are not replayed before the worker's next start."""
 
     def __init__(
         self,
@@ -201,10 +211,13 @@ class BucketList(_message.Message):
         sizes: _abc.Iterable[_builtins.int] | None = ...,
         live: _abc.Iterable[_builtins.int] | None = ...,
         slots: _builtins.int = ...,
+        dead: _abc.Iterable[_builtins.int] | None = ...,
+        graph_bytes: _builtins.int = ...,
+        capture_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "phase", b"phase", "sizes", b"sizes", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_ms", b"capture_ms", "dead", b"dead", "graph_bytes", b"graph_bytes", "live", b"live", "phase", b"phase", "sizes", b"sizes", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,8 @@ import pytest
 from protos.wire.enums import GraphPhase
 from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.pool_sizes import fingerprint_of, known_graph_bytes
+from worker_svc.runners.graph_memory_need import fingerprint_of, known_graph_bytes
+from worker_svc.runners.graph_settings import GraphSettings
 
 MEASURED = {GraphPhase.DECODE: 1000, GraphPhase.PREFILL: 234}
 
@@ -58,7 +59,7 @@ def test_a_fingerprint_names_every_fact():
 
 
 def test_a_worker_finds_what_the_last_one_like_it_measured(tmp_path):
-    settings = ExecutorSettings(graph_memory_file=str(tmp_path / "graphs.json"))
+    settings = ExecutorSettings(graphs=GraphSettings(graph="all", graph_memory_file=str(tmp_path / "graphs.json")))
     assert known_graph_bytes(settings, weights="w") == 0
     GraphMemoryStore(tmp_path / "graphs.json").write(fingerprint_of(settings, weights="w"), MEASURED)
     assert known_graph_bytes(settings, weights="w") == 1234

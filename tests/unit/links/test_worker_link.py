@@ -10,10 +10,18 @@ from prometheus_client import CollectorRegistry
 from protos.forwardplane.v1.worker_pb2 import DrainNotice, ExecuteReply, Gap, NeedFull, ResultMessage, Stale
 from protos.service.channel import plan_channel
 from protos.wire.codec import checksum, encode_result
-from protos.wire.enums import Feature, WorkerState
+from protos.wire.enums import Feature, GraphPhase, WorkerState
 from protos.wire.errors import DataFault, StaleEpoch
 from protos.wire.result import ForwardResult
-from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerDoubted, WorkerLost, WorkerTrusted
+from protos.wire.worker_info import Buckets
+from scheduler_svc.core.events import (
+    BucketsChanged,
+    ResultReceived,
+    WorkerAttached,
+    WorkerDoubted,
+    WorkerLost,
+    WorkerTrusted,
+)
 from scheduler_svc.links.epoch import FileEpoch, WorkersEpoch
 from scheduler_svc.links.exchange import MAX_FRUITLESS_STREAMS
 from scheduler_svc.links.fingerprints import ExpectedModel
@@ -380,6 +388,21 @@ async def test_a_device_that_stands_still_is_lost_though_it_reports():
         r.server.released.clear()
         r.send()
         await r.listener.until(WorkerLost)
+
+
+async def test_buckets_that_come_live_reach_the_core_once():
+    pending = Buckets(phase=GraphPhase.DECODE, sizes=(1, 2), live=())
+    live = replace(pending, live=(2,), graph_bytes=7)
+    async with rig(server=FakeWorkerServer(replace(small_info(window=2), buckets=(pending,)))) as r:
+        await r.listener.until(WorkerAttached)
+        await asyncio.sleep(0.1)
+        assert r.link.info.buckets == (pending,), "a worker that reports none keeps what it said"
+        r.server.buckets = (live,)
+        (event,) = await r.listener.until(BucketsChanged)
+        assert event == BucketsChanged("w0", (live,))
+        assert r.link.info.buckets == (live,)
+        await asyncio.sleep(0.1)
+        assert len(await r.listener.until(BucketsChanged)) == 1
 
 
 async def test_a_failed_device_is_lost_at_its_report():

@@ -13,7 +13,15 @@ from worker_svc.runners.model_stack import ModelStack
 from worker_svc.runners.native_stack import NativeStack
 from worker_svc.runners.stack_settings import StackSettings
 
-STEPS = ("load_weights", "make_pools", "make_translator", "make_canary", "bind_attention", "make_runners")
+STEPS = (
+    "load_weights",
+    "make_pools",
+    "make_translator",
+    "make_canary",
+    "bind_attention",
+    "make_runners",
+    "make_graphs",
+)
 SIZES = {"max_rows": 4, "max_tokens": 64, "num_pages": 8, "kv_canary": "refuse"}
 SETTINGS = ExecutorSettings(**SIZES)
 CPU = torch.device("cpu")
@@ -55,7 +63,7 @@ def test_only_the_next_step_may_be_entered(done, step):
 
 def test_the_order_is_the_designs():
     names = [step.name for step in BuildStep]
-    assert names == ["NOTHING", "WEIGHTS", "POOLS", "TRANSLATOR", "CANARY", "ATTENTION", "RUNNERS"]
+    assert names == ["NOTHING", "WEIGHTS", "POOLS", "TRANSLATOR", "CANARY", "ATTENTION", "RUNNERS", "GRAPHS"]
 
 
 def test_the_torch_stack_refuses_every_other_order(tmp_path):

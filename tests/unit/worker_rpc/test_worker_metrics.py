@@ -58,9 +58,15 @@ def test_an_executed_plan_is_counted_by_rows_forwards_and_times(registry, metric
     assert value(registry, "sample_seconds_sum") == pytest.approx(4e-3)
 
 
-@pytest.mark.parametrize(
-    ("mode", "phase"), [(ForwardMode.DECODE, "decode"), (ForwardMode.MIXED, "prefill"), (ForwardMode.IDLE, "prefill")]
-)
+def test_an_idle_forward_is_neither_run_nor_missed(registry, metrics):
+    plan = make_plan([decode(20)])
+    result = ForwardResult(identity=plan.identity, forwards=(outcome(ForwardMode.IDLE, GraphRefusal.MODE),))
+    PlanObserver(metrics).plan_executed(plan, result)
+    assert value(registry, "graph_misses_total", phase="prefill", reason="mode") is None
+    assert value(registry, "forwards_total", mode="idle") is None
+
+
+@pytest.mark.parametrize(("mode", "phase"), [(ForwardMode.DECODE, "decode"), (ForwardMode.MIXED, "prefill")])
 def test_an_eager_forward_is_a_miss_with_its_reason(registry, metrics, mode, phase):
     plan = make_plan([decode(20)])
     result = ForwardResult(identity=plan.identity, forwards=(outcome(mode, GraphRefusal.DISABLED),))

@@ -1,0 +1,1 @@
+"""Ways to capture a forward. They know no phase, bucket or padding."""

@@ -1,0 +1,56 @@
+"""What every graph back-end offers to the runners.
+
+A back-end captures work under a key and replays it. It knows nothing of phases, buckets, padding or batches: a new one
+needs no change in a runner. Guards: after a failed capture everything captured before replays as it did.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+from torch import Tensor
+
+Outputs = tuple[Tensor, ...]
+Work = Callable[[], Outputs]
+"""Reads and writes fixed addresses only, and does the same operators each time."""
+Pause = Callable[[], None]
+"""Called between two indivisible pieces of a capture: other work of the device may run now, replays included."""
+
+
+def no_pause() -> None:
+    """Go on at once."""
+
+
+class GraphBackend(Protocol):
+    """Made once at start. One thread."""
+
+    @property
+    def name(self) -> str:
+        """For settings, logs and metrics."""
+        ...
+
+    def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
+        """Warm up, run `work` once more and keep how to replay it. Capture the largest shape first.
+
+        Returns:
+            Its outputs. Each replay overwrites them; so does a replay of any other key.
+
+        Raises:
+            CaptureError: it cannot be captured; the key stays unknown.
+        """
+        ...
+
+    def has(self, key: Hashable) -> bool:
+        """Whether `key` can be replayed."""
+        ...
+
+    def replay(self, key: Hashable) -> Outputs:
+        """Run the captured work again.
+
+        Raises:
+            KeyError: nothing was captured under `key`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget everything."""
+        ...

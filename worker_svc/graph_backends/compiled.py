@@ -1,0 +1,84 @@
+"""torch.compile, piece by piece between marked calls: the classic comparison. Slow to prepare, so off unless asked for.
+
+Compiling traces the work's Python once; marked calls are left out of it and run as they are. There is no device graph:
+a replay calls the compiled pieces on the same inputs and copies what they give into the kept outputs.
+"""
+
+import shutil
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from worker_svc.device.break_points import BreakPoints, Marked, Result
+from worker_svc.device.device_graph import CaptureError
+from worker_svc.graph_backends.base import Outputs, Pause, Work, no_pause
+from worker_svc.graph_backends.kept_tensors import KeptTensors
+
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+def why_not_compiled() -> str | None:
+    """What keeps torch.compile from working here; None if nothing does."""
+    if not any(shutil.which(compiler) for compiler in _COMPILERS):
+        return f"no C++ compiler is installed (looked for {', '.join(_COMPILERS)})"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    work: Callable[[], Outputs]
+    outputs: Outputs
+
+
+class CompiledBackend:
+    """A `GraphBackend`."""
+
+    name = "compiled"
+
+    def __init__(self, *, kept: KeptTensors, breaks: BreakPoints) -> None:
+        self._kept = kept
+        self._breaks = breaks
+        self._captured: dict[Hashable, _Captured] = {}
+
+    def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
+        """See `GraphBackend.capture`."""
+        problem = why_not_compiled()
+        if problem is not None:
+            raise CaptureError(f"torch.compile cannot be used: {problem}")
+        for index, made in enumerate(work()):
+            self._kept.reserve(made, place=index)
+        pause()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's compiler uses parts that torch deprecates
+            compiled = torch.compile(work, dynamic=False)
+            outputs = self._run(compiled)
+        self._captured[key] = _Captured(compiled, outputs)
+        return outputs
+
+    def has(self, key: Hashable) -> bool:
+        """See `GraphBackend.has`."""
+        return key in self._captured
+
+    def replay(self, key: Hashable) -> Outputs:
+        """See `GraphBackend.replay`."""
+        return self._run(self._captured[key].work)
+
+    def close(self) -> None:
+        """See `GraphBackend.close`."""
+        self._captured.clear()
+
+    def _run(self, compiled: Callable[[], Outputs]) -> Outputs:
+        with self._breaks.handled_by(_Uncompiled()):
+            return tuple(self._kept.copy(made, place=index) for index, made in enumerate(compiled()))
+
+
+class _Uncompiled:
+    """Runs marked calls outside the compiled pieces."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types here
+    def marked(self, function: Marked, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Result:
+        """See `BreakPolicy.marked`."""
+        return function(*tensors, **options)

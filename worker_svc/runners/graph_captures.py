@@ -1,0 +1,237 @@
+"""Which bucket is captured next, and what became of each: serving goes on while graphs are captured.
+
+Asked by the device thread when it has nothing to do, or between two plans. Knows neither threads nor plans. Guards:
+the largest bucket of the worker is captured first; a bucket that cannot be captured is dead, counted and logged, and
+nothing else changes.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from protos.wire.buckets import PHASES, real_units
+from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
+from protos.wire.errors import EngineError
+from protos.wire.worker_info import Buckets
+from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.sink_batch import sink_batch
+from worker_svc.device.device_graph import CaptureError, GraphDevice
+from worker_svc.executor import CaptureProgress, CaptureTotals, GiveWay
+from worker_svc.graph_backends.kept_tensors import KeptTensors
+from worker_svc.runners.eligibility import GraphState
+from worker_svc.runners.graph_runner import GraphRunner
+
+logger = logging.getLogger(__name__)
+
+_MODES = {GraphPhase.DECODE: ForwardMode.DECODE, GraphPhase.PREFILL: ForwardMode.EXTEND}
+_NS_PER_MS = 1_000_000
+
+Bucket = tuple[GraphPhase, int]
+Remember = Callable[[Mapping[GraphPhase, int]], None]
+"""Takes the bytes of each phase when everything is captured."""
+
+
+def at_once(piece_ms: float) -> None:
+    """Go on."""
+
+
+def forget(bytes_by_phase: Mapping[GraphPhase, int]) -> None:
+    """Keep nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureParts:
+    """What all captures of a worker share."""
+
+    device: GraphDevice
+    kept: KeptTensors
+    num_sub_pools: int
+    torch_device: torch.device
+    is_divisible: bool = True
+    """Other forwards may run inside a capture. Not where attention holds one plan of a step at a time."""
+    wait_s: float = 0.0
+    """See `Captures.wait_s`."""
+    remember: Remember = forget
+
+
+@dataclass(slots=True)
+class _PieceTimes:
+    """Nanoseconds for each token of the pieces of one phase, as far as they are known."""
+
+    first: float | None = None
+    """The warm-up."""
+    later: float | None = None
+    """The longest piece behind it."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One capture that goes on."""
+
+    bucket: Bucket
+    began_ns: int
+    pieces_ns: list[int] = field(default_factory=list)
+
+
+class GraphCaptures:
+    """Owns the state of every bucket of the given runners. Used by the device thread only, but for `progress`."""
+
+    def __init__(self, runners: Sequence[GraphRunner], *, parts: CaptureParts, clock_ns: Callable[[], int]) -> None:
+        self.runners = tuple(runners)
+        self.parts = parts
+        self._examples = {
+            runner.shapes.phase: sink_batch(
+                _MODES[runner.shapes.phase], num_sub_pools=parts.num_sub_pools, device=parts.torch_device
+            )
+            for runner in self.runners
+        }
+        self._clock_ns = clock_ns
+        self._misses: Counter[Bucket] = Counter()
+        self._times = {runner.shapes.phase: _PieceTimes() for runner in self.runners}
+        self._totals = {runner.shapes.phase: CaptureTotals() for runner in self.runners}
+        self.progress = self._progress()
+
+    @property
+    def wait_s(self) -> float:
+        """See `Captures.wait_s`."""
+        return self.parts.wait_s
+
+    def missed(self, batch: ForwardBatch, reason: GraphRefusal) -> None:
+        """A batch runs eagerly. If that is because its bucket is not captured yet, it is wanted."""
+        phase = PHASES.get(batch.forward_mode)
+        if reason is GraphRefusal.NOT_CAPTURED_YET and phase is not None:
+            self.note_miss(phase, real_units(phase, num_rows=batch.num_reqs, num_tokens=batch.num_tokens))
+
+    def note_miss(self, phase: GraphPhase, units: int) -> None:
+        """A forward of this many rows or tokens ran eagerly because its bucket was not captured yet."""
+        for runner in self.runners:
+            if runner.shapes.phase is phase:
+                wanted = next((size for size in runner.shapes.sizes if size >= units), None)
+                if wanted is not None:
+                    self._misses[phase, wanted] += 1
+
+    def next_bucket(self, *, is_idle: bool) -> Bucket | None:
+        """What to capture now; None when every bucket is live or dead.
+
+        The largest of all comes first, since the others live in its memory; then, while idle, the largest that is
+        left, and under load the one that was missed most.
+        """
+        pending = self._pending()
+        if not pending:
+            return None
+        largest = max(pending, key=lambda entry: entry[1])
+        if is_idle or not any(totals.captured for totals in self._totals.values()):
+            return largest
+        most_missed = max(pending, key=lambda entry: (self._misses[entry], entry[1]))
+        return most_missed if self._misses[most_missed] else largest
+
+    def next_ms(self, *, is_idle: bool) -> float | None:
+        """See `Captures.next_ms`."""
+        chosen = self.next_bucket(is_idle=is_idle)
+        return None if chosen is None else _predicted_ms(self._times[chosen[0]].first, chosen[1])
+
+    def capture_next(self, give_way: GiveWay = at_once, *, is_idle: bool) -> None:
+        """See `Captures.capture_next`."""
+        chosen = self.next_bucket(is_idle=is_idle)
+        if chosen is not None:
+            self.capture(*chosen, give_way=give_way)
+
+    def capture(self, phase: GraphPhase, bucket: int, *, give_way: GiveWay = at_once) -> bool:
+        """Capture a pending bucket; whether it is live now.
+
+        `give_way` is called between pieces and may run other forwards, replays included, but no other capture.
+        """
+        runner = next(runner for runner in self.runners if runner.shapes.phase is phase)
+        before, attempt = self._bytes(), _Attempt((phase, bucket), self._clock_ns())
+
+        def pause() -> None:
+            if not self.parts.is_divisible:
+                return
+            self._piece_ended(attempt)
+            give_way(_predicted_ms(self._later(attempt), bucket))
+            attempt.began_ns = self._clock_ns()
+
+        try:
+            runner.capture(bucket, example=self._examples[phase], pause=pause)
+        except (CaptureError, EngineError, RuntimeError) as error:
+            # torch tells of a device without memory, or of an operator that it cannot run, by RuntimeError.
+            logger.warning(
+                "a graph could not be captured", extra={"phase": phase.name, "bucket": bucket, "why": str(error)}
+            )
+            return self._settle(runner, attempt, is_live=False, grown=self._bytes() - before)
+        self._piece_ended(attempt)
+        self._learn(attempt)
+        return self._settle(runner, attempt, is_live=True, grown=self._bytes() - before)
+
+    def _pending(self) -> list[Bucket]:
+        return [
+            (runner.shapes.phase, size)
+            for runner in self.runners
+            for size in runner.shapes.sizes
+            if runner.shapes.state(size) is GraphState.PENDING
+        ]
+
+    def _bytes(self) -> int:
+        return self.parts.device.pool_bytes() + self.parts.kept.num_bytes()
+
+    def _piece_ended(self, attempt: _Attempt) -> None:
+        attempt.pieces_ns.append(self._clock_ns() - attempt.began_ns)
+
+    def _later(self, attempt: _Attempt) -> float:
+        """Of the next piece of a capture: known from one before, or no longer than its own warm-up."""
+        phase, bucket = attempt.bucket
+        known = self._times[phase].later
+        return attempt.pieces_ns[0] / bucket if known is None else known
+
+    def _learn(self, attempt: _Attempt) -> None:
+        phase, bucket = attempt.bucket
+        first, *later = attempt.pieces_ns
+        self._times[phase] = _PieceTimes(first / bucket, max(later) / bucket if later else None)
+
+    def _settle(self, runner: GraphRunner, attempt: _Attempt, *, is_live: bool, grown: int) -> bool:
+        phase, bucket = attempt.bucket
+        runner.shapes.states[bucket] = GraphState.LIVE if is_live else GraphState.DEAD
+        totals = self._totals[phase]
+        self._totals[phase] = CaptureTotals(
+            captured=totals.captured + is_live,
+            failed=totals.failed + (not is_live),
+            seconds=totals.seconds + sum(attempt.pieces_ns) / 1e9,
+            graph_bytes=totals.graph_bytes + grown,
+        )
+        self.progress = self._progress()
+        if self.progress.is_done:
+            self._all_done()
+        return is_live
+
+    def _all_done(self) -> None:
+        for phase, totals in self._totals.items():
+            extra = {"phase": phase.name, "captured": totals.captured, "failed": totals.failed}
+            spent = {"seconds": round(totals.seconds, 3), "graph_bytes": totals.graph_bytes}
+            logger.info("graphs captured", extra={**extra, **spent})
+        self.parts.remember({phase: totals.graph_bytes for phase, totals in self._totals.items()})
+
+    def _progress(self) -> CaptureProgress:
+        return CaptureProgress(
+            buckets=tuple(
+                Buckets(
+                    phase=runner.shapes.phase,
+                    sizes=tuple(runner.shapes.sizes),
+                    live=runner.shapes.in_state(GraphState.LIVE),
+                    slots=runner.shapes.slots,
+                    dead=runner.shapes.in_state(GraphState.DEAD),
+                    graph_bytes=self._totals[runner.shapes.phase].graph_bytes,
+                    capture_ms=int(1000 * self._totals[runner.shapes.phase].seconds),
+                )
+                for runner in self.runners
+            ),
+            totals=dict(self._totals),
+            is_done=not self._pending(),
+        )
+
+
+def _predicted_ms(ns_per_token: float | None, bucket: int) -> float:
+    return math.inf if ns_per_token is None else ns_per_token * bucket / _NS_PER_MS
