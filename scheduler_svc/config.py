@@ -30,6 +30,7 @@ class EpochSourceKind(StrEnum):
 
     FILE = "file"
     WORKERS = "workers"
+    KUBERNETES = "kubernetes"
 
 
 class SchedulePolicy(StrEnum):
@@ -188,9 +189,13 @@ class LinksConfig(ConfigGroup):
     workers: tuple[str, ...] = Field(default=("127.0.0.1:50100",), description="Workers, HOST:PORT each.")
     epoch_source: EpochSourceKind = Field(
         default=EpochSourceKind.WORKERS,
-        description="file: a counter file; workers: above what workers saw (one scheduler only).",
+        description="file: a counter file; kubernetes: an annotation of epoch_object; workers: above what workers saw "
+        "(one scheduler only).",
     )
     epoch_file: UserPath | None = Field(default=None, description="Counter file of the epoch source `file`.")
+    epoch_object: str | None = Field(
+        default=None, min_length=1, description="ConfigMap that carries the epoch of the source `kubernetes`."
+    )
     attach_timeout_s: Seconds = Field(default=10.0, description="Most seconds one attach may take.")
     open_timeout_s: Seconds = Field(
         default=5.0, description="Most seconds opening or writing to the plan stream may take."
@@ -228,7 +233,27 @@ class LinksConfig(ConfigGroup):
     def _check_epoch_file(self) -> "LinksConfig":
         if self.epoch_source is EpochSourceKind.FILE and self.epoch_file is None:
             raise ValueError("epoch_source file needs epoch_file")
+        if self.epoch_source is EpochSourceKind.KUBERNETES and self.epoch_object is None:
+            raise ValueError("epoch_source kubernetes needs epoch_object")
         return self
+
+
+class ClusterConfig(ConfigGroup):
+    """The Kubernetes API server. Read where workers are discovered and where the epoch is raised."""
+
+    worker_service: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Service whose endpoints are the workers, ready or not, in place of `workers`; unset = none.",
+    )
+    discovery_interval_s: Seconds = Field(default=2.0, description="Pause between two looks at the endpoints.")
+    cluster_url: str | None = Field(
+        default=None, min_length=1, description="URL of the API server; unset = the one of this pod's cluster."
+    )
+    cluster_namespace: str | None = Field(
+        default=None, min_length=1, description="Namespace of the Service and the epoch object; unset = this pod's."
+    )
+    cluster_timeout_s: Seconds = Field(default=5.0, description="Most seconds one call to the API server may take.")
 
 
 class RecordingConfig(ConfigGroup):
@@ -257,5 +282,6 @@ class SchedulerConfig(ConfigGroup):
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
+    cluster: ClusterConfig = ClusterConfig()
     recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -126,6 +126,16 @@ class CoreMetrics:
         self.build.info({"version": metadata.version("forwardplane")})
         self.model.info({"name": model, "architecture": architecture, "weights": weights})
 
+    def forget_worker(self, worker: str) -> None:
+        """It is no longer known: its series end, or they would grow with every pod that ever was."""
+        step, plans, workers = self.step, self.plans, self.workers
+        for metric in (
+            *(step.budget_tokens, step.prediction_error_ratio, step.prediction_ratio),
+            *(plans.rtt_seconds, plans.overhead_seconds, plans.in_flight, plans.reopened),
+            *(workers.up, workers.state, workers.losses, workers.attach_refusals, workers.suspect),
+        ):
+            metric.remove_by_labels({"worker": worker})
+
 
 @dataclass(frozen=True, slots=True)
 class LinkMetrics:

@@ -155,7 +155,10 @@ class ExecutorConfig(ConfigGroup):
         default=2, ge=1, le=MAX_WINDOW, description="Plans in flight: 2 = the next one is here when one ends; 1 = none."
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of one operator; unset = physical cores, or as many as measured steps say.",
     )
 
     @model_validator(mode="after")
