@@ -12,6 +12,7 @@ MORE_SEEDS = 12
 """Any change of the core moves what a seed does a little."""
 
 
+@pytest.mark.timeout(600)
 def test_no_seed_breaks_an_invariant_and_all_of_them_move_enough():
     report = CampaignReport(Counter(), [], 0)
     for seed in range(SEEDS):
