@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen gpu bench bench-peers sim campaign mutants clean
+.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign mutants clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,7 +50,7 @@ serve: setup  ## the same services, staying up until Ctrl-C
 	$(BIN)/forwardplane serve
 
 test: setup-dev test-models  ## all tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu and not bench" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not bench and not slow" -n 2 --dist loadfile
 
 static: format-check lint types contracts  ## format, lint, types, import contracts
 
@@ -76,6 +76,12 @@ gen: setup-dev  ## regenerate the protobuf code
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -I . --grpc_python_out=. --mypy_grpc_out=. \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $(SERVICES)
+
+wheels: setup-dev  ## both distributions, in dist/
+	$(BIN)/python -m k8s.wheels dist
+
+test-wheels: setup-dev  ## builds both distributions, installs them into an empty environment, serves from there
+	$(BIN)/python -m pytest -m slow tests/deploy
 
 gpu: setup-dev  ## tests that need a CUDA device and flashinfer-python
 	$(BIN)/python -m pytest -m gpu tests

@@ -131,8 +131,8 @@ class CoreMetrics:
         step, plans, workers = self.step, self.plans, self.workers
         for metric in (
             *(step.budget_tokens, step.prediction_error_ratio, step.prediction_ratio),
-            *(plans.rtt_seconds, plans.overhead_seconds, plans.in_flight),
-            *(workers.up, workers.state, workers.losses, workers.attach_refusals),
+            *(plans.rtt_seconds, plans.overhead_seconds, plans.in_flight, plans.reopened),
+            *(workers.up, workers.state, workers.losses, workers.attach_refusals, workers.suspect),
         ):
             metric.remove_by_labels({"worker": worker})
 

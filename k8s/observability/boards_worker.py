@@ -67,10 +67,11 @@ PLAN_PATH = Board(
                 ),
                 Panel(
                     title="Sent again, and late",
-                    help="Plans sent once more under their seq, and results nobody was waiting for.",
+                    help="Plans sent once more under their seq, results nobody was waiting for, streams opened again.",
                     queries=(
                         Query(expr=rate(scheduler("plan_resends_total")), legend="sent again"),
                         Query(expr=rate(scheduler("late_results_total")), legend="late results"),
+                        Query(expr=rate(scheduler("plan_streams_reopened_total")), legend="streams reopened"),
                     ),
                     unit=Unit.PER_SECOND,
                 ),
@@ -198,8 +199,14 @@ WORKERS = Board(
                 ),
                 Panel(
                     title="State",
-                    help="The state each worker last reported.",
-                    queries=one(f"max by (worker, state) ({linked('worker_state')}) == 1", "{{worker}} {{state}}"),
+                    help="The state each worker last reported, and those that are suspected.",
+                    queries=(
+                        Query(
+                            expr=f"max by (worker, state) ({linked('worker_state')}) == 1",
+                            legend="{{worker}} {{state}}",
+                        ),
+                        Query(expr=f"max by (worker) ({linked('worker_suspect')}) == 1", legend="{{worker}} suspected"),
+                    ),
                     drawing=Drawing.TABLE,
                 ),
                 Panel(

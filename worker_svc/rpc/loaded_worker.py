@@ -13,6 +13,7 @@ from worker_svc.rpc.device_work import DeviceProgress, DeviceWork
 from worker_svc.rpc.plan_intake import PlanIntake
 from worker_svc.rpc.plan_observer import PlanObserver
 from worker_svc.rpc.protocol_loop import LoopParts, ProtocolLoop
+from worker_svc.rpc.watchdog import DeviceWatchdog
 
 _logger = logging.getLogger(__name__)
 
@@ -26,12 +27,17 @@ class LoadedWorker:
         self.work = work
         self.intake = PlanIntake(info, time.monotonic_ns, work.stage)
         self._device = device
+        self._watchdog = DeviceWatchdog(lambda: work.progress)
+        self._watchdog.start()
 
     async def release(self) -> None:
         """Finish the running plan, end the streams, let go of the device."""
         self._device.end_spare()
-        await self.loop.stop("the worker is leaving")
-        await self._device.submit(self.work.close)
+        try:
+            await self.loop.stop("the worker is leaving")
+            await self._device.submit(self.work.close)
+        finally:
+            self._watchdog.stop()
 
 
 async def load(device: DeviceThread, build: Callable[[], Executor], metrics: WorkerMetrics) -> LoadedWorker:

@@ -9,7 +9,6 @@ ends the process. Neither is a graceful path: that could hang as well. The sched
 import faulthandler
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from worker_svc.rpc.device_work import DeviceProgress
 
 _logger = logging.getLogger(__name__)
 
+_STDERR = 2
 LOOK_S = 0.5
 SOFT_SHARE = 0.5
 """Of the budget."""
@@ -91,7 +91,7 @@ class DeviceWatchdog:
 
     def _look(self) -> None:
         progress = self._progress()
-        faulthandler.dump_traceback_later(self._limits.alarm_s(progress), exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(self._limits.alarm_s(progress), exit=True, file=_STDERR)
         verdict = self._limits.verdict(progress, time.monotonic_ns())
         if verdict is Verdict.FINE or (verdict is Verdict.LATE and self._told_of_ns == progress.since_ns):
             return
@@ -99,8 +99,8 @@ class DeviceWatchdog:
         extra = {"seq": progress.last_started_seq, "budget_ms": progress.budget_ms}
         if verdict is Verdict.LATE:
             _logger.warning("the device is late, all stacks follow", extra=extra)
-            faulthandler.dump_traceback(file=sys.__stderr__)
+            faulthandler.dump_traceback(file=_STDERR)
             return
         _logger.error("the device hangs, the process ends", extra=extra)
-        faulthandler.dump_traceback(file=sys.__stderr__)
+        faulthandler.dump_traceback(file=_STDERR)
         os._exit(ExitCode.FAULT)

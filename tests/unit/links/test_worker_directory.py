@@ -129,6 +129,8 @@ def test_a_forgotten_worker_leaves_no_series():
         link.plan_answered(rtt_s=1.0, worker_s=0.5)
         link.lost("X")
         link.attach_refused("X")
+        link.set_suspect(is_suspect=True)
+        metrics.plans.reopened.labels(worker)
         for metric in (metrics.step.budget_tokens, metrics.step.prediction_error_ratio):
             metric.labels(worker).set(1)
         metrics.step.prediction_ratio.labels(worker).observe(1)
