@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign mutants clean
+.PHONY: help setup setup-dev model test-models demo serve test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign mutants clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
