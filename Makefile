@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model demo serve test check static format format-check lint types contracts gen gpu bench clean
+.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen gpu bench bench-peers sim campaign mutants clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -40,13 +40,16 @@ setup-dev: $(VENV)/.setup-dev  ## the same with test and lint tools
 model: setup  ## fetch the default model into the cache
 	$(BIN)/forwardplane fetch-model
 
+test-models: model  ## fetch the models that tests use
+	$(BIN)/forwardplane fetch-model gemma3-270m
+
 demo: setup  ## everything from nothing: a streamed chat answer, a summary, a clean exit
 	$(BIN)/forwardplane demo
 
 serve: setup  ## the same services, staying up until Ctrl-C
 	$(BIN)/forwardplane serve
 
-test: setup-dev model  ## all tests that need no GPU
+test: setup-dev test-models  ## all tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu and not bench" -n 2 --dist loadfile
 
 static: format-check lint types contracts  ## format, lint, types, import contracts
@@ -79,6 +82,18 @@ gpu: setup-dev  ## tests that need a CUDA device and flashinfer-python
 
 bench: setup-dev model  ## figures of tests/bench
 	$(BIN)/python -m pytest -m bench -s tests/bench
+
+bench-peers: setup-dev model  ## ratios to llama.cpp and vLLM on the same weights (builds them under build/peers)
+	$(BIN)/python -m tests.bench.bench_peers $(BENCH_PEERS)
+
+sim: setup-dev  ## deterministic simulation: SEED=7 replays one run, BUDGET=12m runs seeds until then
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) --budget $(or $(BUDGET),60s)
+
+campaign: setup-dev  ## simulation and fault cycles for BUDGET (12m): prints what each reached
+	$(BIN)/python -m tests.campaign --budget $(or $(BUDGET),12m)
+
+mutants: setup-dev  ## switch guards off one at a time: simulation or unit tests must notice
+	$(BIN)/python -m tests.simulation.mutants
 
 clean:  ## remove the environment and caches, keep fetched models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

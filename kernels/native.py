@@ -9,7 +9,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from kernels.build import LIBRARY, SOURCES, build_library
 from kernels.errors import KernelError, KernelStatus, NativeUnavailable
@@ -19,6 +19,8 @@ SHIPPED = Path(__file__).parent / "lib" / LIBRARY
 NEEDED_FLAGS = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 CPU_INFO = Path("/proc/cpuinfo")
 DEFAULT_SPIN_US = 30
+MAX_THREADS = 64
+"""Of one pool."""
 VARIANT_NAMES = {Variant.AVX2: "avx2", Variant.AVX512_VNNI: "avx512-vnni", Variant.CHECK: "check (float activations)"}
 
 _INT, _FLOAT_P, _VOID_P = ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p
@@ -30,6 +32,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "fp_supports": (_INT, (_INT,)),
     "fp_pool_create": (_INT, (_INT, _INT, _HANDLE_OUT, _ERROR)),
     "fp_pool_set_threads": (_INT, (_VOID_P, _INT, _ERROR)),
+    "fp_pool_ceilings": (_INT, (_VOID_P, _VOID_P, _ERROR)),
     "fp_pool_destroy": (None, (_VOID_P,)),
     "fp_model_create": (_INT, (_VOID_P, _VOID_P, _HANDLE_OUT, _ERROR)),
     "fp_model_set_tensor": (_INT, (_VOID_P, _INT, _INT, _INT, _VOID_P, ctypes.c_int64, _ERROR)),
@@ -100,6 +103,15 @@ class Closing:
         self.close()
 
 
+class Ceilings(NamedTuple):
+    """What a machine can do at most."""
+
+    read_bytes: float
+    """From memory, a second."""
+    int8_operations: float
+    """Multiplications and additions of int8 numbers, a second."""
+
+
 class ThreadPool(Closing):
     """Threads that kernels share their work over. One a process; closed by its owner after the models that use it."""
 
@@ -113,6 +125,12 @@ class ThreadPool(Closing):
         """Use that many from the next call on. Not while a call runs."""
         self.native.call("fp_pool_set_threads", self.handle, threads)
         self.threads = threads
+
+    def ceilings(self) -> Ceilings:
+        """Measured with these threads; takes seconds."""
+        per_second = (ctypes.c_double * 2)()
+        self.native.call("fp_pool_ceilings", self.handle, ctypes.byref(per_second))
+        return Ceilings(*per_second)
 
     def close(self) -> None:
         """End the threads. Safe to repeat."""

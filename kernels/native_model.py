@@ -76,7 +76,7 @@ class StepOutput:
     best_ids: Array
     """[num_out] int32: largest logit, the lowest id among equals."""
     best_logits: Array
-    """[num_out] float32"""
+    """[num_out] float32: that logit; NaN if any of the token is."""
     logits: Array
     """[rows that want them, vocab_size] float32, in the order of out_tokens."""
     last_hidden: Array | None

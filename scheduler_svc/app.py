@@ -1,35 +1,47 @@
 """Composition root of the core process: the one place that constructs the loop, the bridge and the links."""
 
 import asyncio
+import importlib.util
 import logging
 import os
+import pkgutil
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protos.service.channel import plan_channel
-from protos.service.lifecycle import ExitCode, Lifecycle, Part
+from protos.service.lifecycle import ExitCode, Lifecycle, Part, exit_code_of
 from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
 from protos.service.model_files import ModelCard, read_model_folder
 from protos.service.status import fault_border
-from protos.wire.errors import EngineError
+from protos.wire.errors import EngineError, InvalidRequest
 from scheduler_svc.bridge.server import BridgeServer
-from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, SchedulerConfig
+from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, RecordingConfig, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.links.epoch import EpochSource, FileEpoch, WorkersEpoch
 from scheduler_svc.links.fingerprints import ExpectedModel
+from scheduler_svc.links.kubernetes_epoch import RaisedEpoch
+from scheduler_svc.links.recorder import PlanRecorder, RecordingSettings
 from scheduler_svc.links.session import SessionSettings
+from scheduler_svc.links.worker_directory import DirectoryParts, Lookup, WorkerDirectory
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.metrics import CoreMetrics, LinkMetrics, create_metrics
 from scheduler_svc.text.grammar_setup import grammar_greeting
 
+if TYPE_CHECKING:
+    from scheduler_svc.links.kubernetes_api import KubernetesApi
+
 _logger = logging.getLogger(__name__)
 
+# By name, so that its client is loaded, and needed, only where settings ask for Kubernetes.
+_KUBERNETES = "scheduler_svc.links.kubernetes_api"
+_KUBERNETES_CLIENT = "kubernetes_asyncio"
 # What a stop may take beside the time edges are given to finish streams in.
 _STOP_MARGIN_S = 5.0
 _FLUSH_S = 1.0
@@ -52,7 +64,17 @@ async def run_core(config: SchedulerConfig) -> int:
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
     loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic)
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
-    links = _links(config.links, card=card, loop=loop, metrics=metrics)
+    recorder = _recorder(config.recording, card)
+    lifecycle = Lifecycle()
+    api = _kubernetes_api(config)
+    epoch = _epoch_source(config.links, api)
+    directory = WorkerDirectory(
+        DirectoryParts(
+            make=_link_maker(config.links, card=card, loop=loop, metrics=metrics, epoch=epoch, recorder=recorder),
+            run=lambda link: _Background(f"link to {link.worker}", link.run, lifecycle=lifecycle),
+            forget=metrics.forget_worker,
+        )
+    )
     masks = GrammarMasks(
         grammar_greeting(folder, config.grammar),
         num_processes=config.grammar.grammar_processes,
@@ -60,16 +82,17 @@ async def run_core(config: SchedulerConfig) -> int:
         metrics=metrics.grammar,
         clock=time.monotonic,
     )
-    loop.connect(links=links, edges=bridge, masks=masks)
-    lifecycle = Lifecycle()
+    loop.connect(links=directory.links, edges=bridge, masks=masks)
     stepping = _Background("core loop", loop.run, lifecycle=lifecycle)
     lifecycle.add(_metrics_part(metrics_server, config))
+    if recorder is not None:
+        lifecycle.add(_recorder_part(recorder))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))
     masking = _Background("grammar masks", masks.run, lifecycle=lifecycle)
     lifecycle.add(Part(name=masking.name, start=masking.start, stop=masking.stop))
-    for link in links.values():
-        attached = _Background(f"link to {link.worker}", link.run, lifecycle=lifecycle)
-        lifecycle.add(Part(name=attached.name, start=attached.start, stop=attached.stop))
+    workers = partial(_know_workers, config, epoch=epoch, directory=directory, api=api)
+    knowing = _Background("workers", workers, lifecycle=lifecycle)
+    lifecycle.add(_workers_part(knowing, directory, api))
     lifecycle.add(_bridge_part(bridge, stepping, drain_timeout_s=config.process.drain_timeout_s))
     install_level_signals(asyncio.get_running_loop())
     return int(await lifecycle.run())
@@ -108,15 +131,31 @@ class _Background:
             with fault_border(self.name):
                 await self._work()
         except EngineError as error:
-            self._lifecycle.request_stop(f"{self.name}: {error.reason}", ExitCode.FAULT)
+            self._failed(error)
+
+    def _failed(self, error: EngineError) -> None:
+        extra = {"part": self.name, "reason": error.reason, "field": error.field, "error": error.message}
+        _logger.error("a part failed", extra=extra)
+        is_input = exit_code_of(error) is ExitCode.BAD_INPUT
+        code = ExitCode.BAD_INPUT if is_input else ExitCode.FAULT
+        self._lifecycle.request_stop(f"{self.name}: {error.reason}", code)
 
 
-def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: CoreMetrics) -> dict[str, WorkerLink]:
+def _link_maker(
+    config: LinksConfig,
+    *,
+    card: ModelCard,
+    loop: CoreLoop,
+    metrics: CoreMetrics,
+    epoch: EpochSource,
+    recorder: PlanRecorder | None,
+) -> Callable[[str], WorkerLink]:
     settings = LinkSettings(
         session=SessionSettings(
             open_timeout_s=config.open_timeout_s,
             plan_timeout_s=config.plan_timeout_s,
             report_interval_ms=config.report_interval_ms,
+            report_late_s=config.report_late_s,
             report_lost_s=config.report_lost_s,
         ),
         attach_timeout_s=config.attach_timeout_s,
@@ -124,10 +163,9 @@ def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: Cor
         reattach_max_s=config.reattach_max_s,
         scheduler_name=f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
     )
-    epoch = _epoch_source(config)
     expected = ExpectedModel(name=card.name, tokenizer_fingerprint=card.tokenizer_fingerprint)
-    links = {}
-    for worker in config.workers:
+
+    def make(worker: str) -> WorkerLink:
         parts = LinkParts(
             listener=loop,
             metrics=LinkMetrics(metrics.plans, metrics.workers, worker),
@@ -135,16 +173,90 @@ def _links(config: LinksConfig, *, card: ModelCard, loop: CoreLoop, metrics: Cor
             expected=expected,
             open_channel=plan_channel,
             clock=time.monotonic,
+            recorder=recorder,
         )
-        links[worker] = WorkerLink(worker, settings=settings, parts=parts)
-    return links
+        return WorkerLink(worker, settings=settings, parts=parts)
+
+    return make
 
 
-def _epoch_source(config: LinksConfig) -> EpochSource:
+def _recorder(config: RecordingConfig, card: ModelCard) -> PlanRecorder | None:
+    if config.record is None:
+        return None
+    settings = RecordingSettings(
+        path=config.record,
+        max_file_bytes=config.record_bytes,
+        max_files=config.record_files,
+        model=card.name,
+        weights_fingerprint=card.weights_fingerprint,
+    )
+    return PlanRecorder(settings)
+
+
+def _recorder_part(recorder: PlanRecorder) -> Part:
+    async def start() -> None:
+        recorder.start()
+
+    async def stop() -> None:
+        await asyncio.to_thread(recorder.stop)
+
+    return Part(name="plan recorder", start=start, stop=stop)
+
+
+def _kubernetes_api(config: SchedulerConfig) -> "KubernetesApi | None":
+    """The API server, where settings ask for it.
+
+    Raises:
+        InvalidRequest: its client is not installed, or settings do not say where it is.
+    """
+    cluster = config.cluster
+    if cluster.worker_service is None and config.links.epoch_source is not EpochSourceKind.KUBERNETES:
+        return None
+    if importlib.util.find_spec(_KUBERNETES_CLIENT) is None:
+        raise InvalidRequest("Kubernetes needs an optional package: pip install 'forwardplane[kubernetes]'")
+    module = pkgutil.resolve_name(_KUBERNETES)
+    settings = module.ClusterSettings(
+        url=cluster.cluster_url, namespace=cluster.cluster_namespace, timeout_s=cluster.cluster_timeout_s
+    )
+    api: KubernetesApi = module.KubernetesApi(settings)
+    return api
+
+
+def _epoch_source(config: LinksConfig, api: "KubernetesApi | None") -> EpochSource:
     if config.epoch_source is EpochSourceKind.FILE:
         assert config.epoch_file is not None, "checked by the settings"
         return FileEpoch(config.epoch_file)
+    if config.epoch_source is EpochSourceKind.KUBERNETES:
+        assert api is not None, "made for this source"
+        assert config.epoch_object is not None, "checked by the settings"
+        return RaisedEpoch(partial(api.raise_epoch, config.epoch_object))
     return WorkersEpoch()
+
+
+async def _know_workers(
+    config: SchedulerConfig, *, epoch: EpochSource, directory: WorkerDirectory, api: "KubernetesApi | None"
+) -> None:
+    """Attach to the workers that settings name, or follow the endpoints of their Service."""
+    if isinstance(epoch, RaisedEpoch):
+        await epoch.raise_once()
+    service = config.cluster.worker_service
+    if service is None:
+        await directory.set(config.links.workers)
+        return
+    assert api is not None, "made for this Service"
+    lookup: Lookup = partial(api.worker_addresses, service)
+    await directory.begin(lookup)
+    await directory.follow(lookup, interval_s=config.cluster.discovery_interval_s)
+
+
+def _workers_part(knowing: _Background, directory: WorkerDirectory, api: "KubernetesApi | None") -> Part:
+    async def stop() -> None:
+        await knowing.stop()
+        await directory.close()
+        if api is not None:
+            await api.close()
+
+    return Part(name="workers", start=knowing.start, stop=stop)
 
 
 def _metrics_part(server: MetricsServer, config: SchedulerConfig) -> Part:

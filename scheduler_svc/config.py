@@ -30,6 +30,7 @@ class EpochSourceKind(StrEnum):
 
     FILE = "file"
     WORKERS = "workers"
+    KUBERNETES = "kubernetes"
 
 
 class SchedulePolicy(StrEnum):
@@ -188,9 +189,13 @@ class LinksConfig(ConfigGroup):
     workers: tuple[str, ...] = Field(default=("127.0.0.1:50100",), description="Workers, HOST:PORT each.")
     epoch_source: EpochSourceKind = Field(
         default=EpochSourceKind.WORKERS,
-        description="file: a counter file; workers: above what workers saw (one scheduler only).",
+        description="file: a counter file; kubernetes: an annotation of epoch_object; workers: above what workers saw "
+        "(one scheduler only).",
     )
     epoch_file: UserPath | None = Field(default=None, description="Counter file of the epoch source `file`.")
+    epoch_object: str | None = Field(
+        default=None, min_length=1, description="ConfigMap that carries the epoch of the source `kubernetes`."
+    )
     attach_timeout_s: Seconds = Field(default=10.0, description="Most seconds one attach may take.")
     open_timeout_s: Seconds = Field(
         default=5.0, description="Most seconds opening or writing to the plan stream may take."
@@ -200,6 +205,9 @@ class LinksConfig(ConfigGroup):
     )
     report_interval_ms: int = Field(
         default=250, ge=10, le=10_000, description="Milliseconds between a worker's reports."
+    )
+    report_late_s: Seconds = Field(
+        default=1.0, description="Seconds without a report after which a worker gets no new requests."
     )
     report_lost_s: Seconds = Field(
         default=2.75, description="Seconds without a report after which a worker counts as lost."
@@ -225,7 +233,35 @@ class LinksConfig(ConfigGroup):
     def _check_epoch_file(self) -> "LinksConfig":
         if self.epoch_source is EpochSourceKind.FILE and self.epoch_file is None:
             raise ValueError("epoch_source file needs epoch_file")
+        if self.epoch_source is EpochSourceKind.KUBERNETES and self.epoch_object is None:
+            raise ValueError("epoch_source kubernetes needs epoch_object")
         return self
+
+
+class ClusterConfig(ConfigGroup):
+    """The Kubernetes API server. Read where workers are discovered and where the epoch is raised."""
+
+    worker_service: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Service whose endpoints are the workers, ready or not, in place of `workers`; unset = none.",
+    )
+    discovery_interval_s: Seconds = Field(default=2.0, description="Pause between two looks at the endpoints.")
+    cluster_url: str | None = Field(
+        default=None, min_length=1, description="URL of the API server; unset = the one of this pod's cluster."
+    )
+    cluster_namespace: str | None = Field(
+        default=None, min_length=1, description="Namespace of the Service and the epoch object; unset = this pod's."
+    )
+    cluster_timeout_s: Seconds = Field(default=5.0, description="Most seconds one call to the API server may take.")
+
+
+class RecordingConfig(ConfigGroup):
+    """Recording of plans and results for replay. Read by the worker links. Files hold token ids."""
+
+    record: UserPath | None = Field(default=None, description="File to record every plan and result in; unset = none.")
+    record_bytes: int = Field(default=256 << 20, ge=1 << 12, description="Size at which a new file is begun.")
+    record_files: int = Field(default=4, ge=1, le=1000, description="Files that are kept, the newest one included.")
 
 
 class ObservabilityConfig(ConfigGroup):
@@ -246,4 +282,6 @@ class SchedulerConfig(ConfigGroup):
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

@@ -23,10 +23,10 @@ from scheduler_svc.core.events import (
     RequestFinished,
     RequestRefused,
     RequestSubmitted,
-    ResultReceived,
     SendPlan,
     StreamKey,
     WorkerAttached,
+    WorkerEvent,
     WorkerLost,
 )
 from scheduler_svc.core.scheduler import step, wake_at
@@ -146,7 +146,7 @@ class CoreLoop:
 
     # --- from the links
 
-    def worker_event(self, event: WorkerAttached | WorkerLost | ResultReceived) -> None:
+    def worker_event(self, event: WorkerEvent) -> None:
         """Take what a worker says; edges are told when what is served changes."""
         self._post([event])
         if isinstance(event, WorkerAttached):

@@ -92,6 +92,7 @@ class PlanMetrics:
     in_flight: Gauge
     nacks: Counter
     resends: Counter
+    reopened: Counter
     late_results: Counter
 
 
@@ -100,6 +101,7 @@ class WorkerMetrics:
     """State of the workers. Set by the links, through `LinkMetrics`."""
 
     up: Gauge
+    suspect: Gauge
     state: Gauge
     losses: Counter
     attach_refusals: Counter
@@ -124,6 +126,16 @@ class CoreMetrics:
         self.build.info({"version": metadata.version("forwardplane")})
         self.model.info({"name": model, "architecture": architecture, "weights": weights})
 
+    def forget_worker(self, worker: str) -> None:
+        """It is no longer known: its series end, or they would grow with every pod that ever was."""
+        step, plans, workers = self.step, self.plans, self.workers
+        for metric in (
+            *(step.budget_tokens, step.prediction_error_ratio, step.prediction_ratio),
+            *(plans.rtt_seconds, plans.overhead_seconds, plans.in_flight),
+            *(workers.up, workers.state, workers.losses, workers.attach_refusals),
+        ):
+            metric.remove_by_labels({"worker": worker})
+
 
 @dataclass(frozen=True, slots=True)
 class LinkMetrics:
@@ -138,6 +150,10 @@ class LinkMetrics:
         self.workers.up.labels(self.worker).set(state is not None)
         for member in WorkerState:
             self.workers.state.labels(self.worker, member.name.lower()).set(member is state)
+
+    def set_suspect(self, *, is_suspect: bool) -> None:
+        """Whether the worker is late, or its stream is broken."""
+        self.workers.suspect.labels(self.worker).set(is_suspect)
 
     def plan_answered(self, *, rtt_s: float, worker_s: float) -> None:
         """One round trip, and the part of it that the worker accounts for."""
@@ -302,6 +318,7 @@ def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
         in_flight=Gauge(PREFIX + "plans_in_flight", "Plans without a result.", worker, registry=registry),
         nacks=Counter(PREFIX + "plan_nacks", "Plans a worker did not run, by answer.", ["reason"], registry=registry),
         resends=Counter(PREFIX + "plan_resends", "Plans sent once more under their seq.", registry=registry),
+        reopened=Counter(PREFIX + "plan_streams_reopened", "Tries to open a broken stream.", worker, registry=registry),
         late_results=Counter(
             PREFIX + "late_results", "Results that no plan in flight was waiting for.", registry=registry
         ),
@@ -311,6 +328,7 @@ def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
 def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
     return WorkerMetrics(
         up=Gauge(PREFIX + "worker_up", "1 while the worker is attached.", ["worker"], registry=registry),
+        suspect=Gauge(PREFIX + "worker_suspect", "1 while the worker is late.", ["worker"], registry=registry),
         state=Gauge(PREFIX + "worker_state", "1 at the state last reported.", ["worker", "state"], registry=registry),
         losses=Counter(
             PREFIX + "worker_losses", "Terms that ended, by reason.", ["worker", "reason"], registry=registry

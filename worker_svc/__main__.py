@@ -12,7 +12,8 @@ from protos.service.ownership import assert_package_owner
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from worker_svc.app import run_worker
-from worker_svc.config import LogFormat, WorkerConfig
+from worker_svc.app_simulated import run_simulated_worker
+from worker_svc.config import Device, LogFormat, WorkerConfig
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with fault_border("worker process"):
             assert_package_owner()
-            return int(asyncio.run(run_worker(loaded.value)))
+            is_simulated = loaded.value.executor.device is Device.SIMULATED
+            serving = run_simulated_worker if is_simulated else run_worker
+            return int(asyncio.run(serving(loaded.value)))
     except EngineError as error:
         return _refused(error)
 

@@ -29,6 +29,8 @@ class Device(StrEnum):
     """Where the model runs."""
 
     CPU = "cpu"
+    SIMULATED = "simulated"
+    """Nowhere: a table of step times and made-up tokens, for load tests."""
 
 
 class Numerics(StrEnum):
@@ -75,6 +77,15 @@ class Dtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class SimulatedChecks(StrEnum):
+    """What of a row's pages a simulated device looks at."""
+
+    PAGES = "pages"
+    """Each of them: a wrong page anywhere is a wrong token."""
+    LAST = "last"
+    """The one that holds the last token before the row's new ones."""
 
 
 class HiddenStates(StrEnum):
@@ -144,7 +155,10 @@ class ExecutorConfig(ConfigGroup):
         default=2, ge=1, le=MAX_WINDOW, description="Plans in flight: 2 = the next one is here when one ends; 1 = none."
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of one operator; unset = physical cores."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of one operator; unset = physical cores, or as many as measured steps say.",
     )
 
     @model_validator(mode="after")
@@ -156,6 +170,23 @@ class ExecutorConfig(ConfigGroup):
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
         return self
+
+
+class SimulatedConfig(ConfigGroup):
+    """The simulated device. Read at load; without meaning for other devices."""
+
+    simulated_steps: UserPath | None = Field(
+        default=None, description="TOML table of step times; unset = an H100-like device with an 8B model."
+    )
+    simulated_step_ms: float | None = Field(
+        default=None, gt=0, le=60_000, description="Milliseconds that every step takes, in place of the table's."
+    )
+    simulated_eos_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Share of positions at which the model ends its answer."
+    )
+    simulated_checks: SimulatedChecks = Field(
+        default=SimulatedChecks.PAGES, description="pages: every page of a row is checked; last: only the last one."
+    )
 
 
 class HiddenStatesConfig(ConfigGroup):
@@ -199,5 +230,6 @@ class WorkerConfig(ConfigGroup):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
     hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()

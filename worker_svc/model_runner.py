@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.row_groups import BestLogits
 from worker_svc.forward_context import ForwardContext
 
 
@@ -21,9 +22,11 @@ class RunnerOutput:
     last_hidden: Tensor
     """[num_reqs, hidden_size]: final hidden state of each row's last token, normalised."""
     logits: Tensor
-    """[K, logits_width] float32: of the tokens in `batch.logits_rows`."""
+    """[K, logits_width] float32: of the tokens in `batch.logits_rows`; with `best`, of those that it has places for."""
     finite: Tensor
     """[num_reqs] bool: the row's last hidden state holds no NaN and no infinity."""
+    best: BestLogits | None = None
+    """Where the runner chose while it computed: the logits that `wants_logits` leaves out do not exist."""
     hidden: Tensor | None = None
     """[num_tokens, hidden_size]: final hidden state of every token, normalised. Present iff the batch wants all."""
 

@@ -105,7 +105,9 @@ class TpModelWorker:
         results.add_finite(output.finite.cpu().numpy(), first_row=first_row)
         forward_ns = clock.lap(Stage.FORWARD)
         if batch.sampling is not None:
-            results.add_sampled(output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs)
+            results.add_sampled(
+                output.logits, batch.sampling, first_row=first_row, wanted=batch.logprobs, best=output.best
+            )
         results.add_inputs(
             batch,
             last_hidden=output.last_hidden,

@@ -97,6 +97,15 @@ int32_t fp_pool_set_threads(fp_pool* pool, int32_t threads, fp_error* err) {
 
 void fp_pool_destroy(fp_pool* pool) { delete pool; }
 
+int32_t fp_pool_ceilings(fp_pool* pool, double* per_second_2, fp_error* err) {
+    return guarded(err, [&] {
+        check_present("pool", pool);
+        check_present("per_second_2", per_second_2);
+        per_second_2[0] = read_bytes_per_second(pool->threads);
+        per_second_2[1] = int8_operations_per_second(pool->threads);
+    });
+}
+
 int32_t fp_model_create(const fp_model_spec* spec, fp_pool* pool, fp_model** out, fp_error* err) {
     return guarded(err, [&] {
         check_present("spec", spec);

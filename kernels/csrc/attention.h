@@ -16,7 +16,7 @@ namespace fp {
 
 constexpr int kTilePages = 4;
 constexpr int kTile = kTilePages * kPage;
-constexpr int kQueryRows = 8;  // query rows of one request that share a converted tile
+constexpr int kQueryRows = 16;  // query rows of one request that share a converted tile
 
 struct AttentionShape {
     int num_q_heads, num_kv_heads, head_dim;

@@ -1,13 +1,16 @@
 #include "attention_tile.h"
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "simd.h"
 
 namespace fp {
 namespace {
 
-constexpr int kMaxHeads = 4;  // query heads that share the loads of one pass
+constexpr int kMaxQueries = 6;  // that share the loads of one pass: 12 sums, and what they need, fill the registers
+constexpr int kMaxBlocks = 16;
 
 inline __m256 load8(const float* from) { return _mm256_loadu_ps(from); }
 inline __m256 load8(const uint16_t* from) { return load_half(from); }
@@ -25,28 +28,29 @@ Slots slots_of(const TileQuery& query, int row, int tile) {
     return {begin > 0 ? begin : 0, end < kTile ? end : kTile};
 }
 
-// Scores of `H` heads against one page of keys [dim, 16]: scores[h * kTile + slot]. Fetches the page's values meanwhile.
+// Scores of `H` queries against one page of keys [dim, 16]: scores[h * kTile + slot]. Fetches the page's values meanwhile.
 template <int H, class T>
-void score_page(const float* q, int dim, const T* keys, float* scores) {
+void score_page(const float* const* queries, int dim, const T* keys, float* scores) {
     const char* values = reinterpret_cast<const char*>(keys + static_cast<size_t>(dim) * kPage);
+    const float* q[H];
     __m256 acc[2 * H];
-    for (__m256& value : acc) value = _mm256_setzero_ps();
+    repeat<H>([&](auto h) FP_INLINE {
+        q[h] = queries[h];
+        acc[2 * h] = acc[2 * h + 1] = _mm256_setzero_ps();
+    });
     for (int d = 0; d < dim; ++d, keys += kPage) {
         if (sizeof(T) == 2 && d % 2 == 0) _mm_prefetch(values + d * 32, _MM_HINT_T0);
         const __m256 k0 = load8(keys), k1 = load8(keys + 8);
-#pragma GCC unroll 4
-        for (int h = 0; h < H; ++h) {
-            const __m256 value = _mm256_broadcast_ss(q + static_cast<size_t>(h) * dim + d);
-            acc[2 * h] = _mm256_fmadd_ps(value, k0, acc[2 * h]);
-            acc[2 * h + 1] = _mm256_fmadd_ps(value, k1, acc[2 * h + 1]);
-            FP_PIN(acc[2 * h]);
-            FP_PIN(acc[2 * h + 1]);
-        }
+        repeat<H>([&](auto h) FP_INLINE {
+            const __m256 value = _mm256_broadcast_ss(q[h] + d);
+            acc[2 * h] = pinned(_mm256_fmadd_ps(value, k0, acc[2 * h]));
+            acc[2 * h + 1] = pinned(_mm256_fmadd_ps(value, k1, acc[2 * h + 1]));
+        });
     }
-    for (int h = 0; h < H; ++h) {
+    repeat<H>([&](auto h) FP_INLINE {
         _mm256_storeu_ps(scores + h * kTile, acc[2 * h]);
         _mm256_storeu_ps(scores + h * kTile + 8, acc[2 * h + 1]);
-    }
+    });
 }
 
 // Turns one head's scores into weights in place, zero outside `slots`; returns the largest score and the sum of the weights.
@@ -73,37 +77,6 @@ void softmax_tile(float* scores, Slots slots, float* largest, float* sum) {
     *sum = sum_of(total);
 }
 
-// values[h] += weights[h][slot] * v[slot] for `H` heads and 8 * V of the `dim` values, slot by slot.
-template <int H, int V, class T>
-void weigh(const float* weights, Slots slots, const T* const* pages, const void* const* next, int dim, int at, float* states) {
-    __m256 acc[H * V];
-    for (__m256& value : acc) value = _mm256_setzero_ps();
-    for (int page = slots.begin / kPage; page * kPage < slots.end; ++page) {
-        const int begin = slots.begin > page * kPage ? slots.begin : page * kPage;
-        const int end = slots.end < (page + 1) * kPage ? slots.end : (page + 1) * kPage;
-        const T* v = pages[page] + static_cast<size_t>(begin % kPage) * dim + at;
-        const char* ahead = static_cast<const char*>(next[page]);
-        for (int slot = begin; slot < end; ++slot, v += dim) {
-            if (sizeof(T) == 2 && ahead) _mm_prefetch(ahead + (slot % kPage * dim + at) * sizeof(T), _MM_HINT_T0);
-            __m256 weight[H];
-            for (int h = 0; h < H; ++h) weight[h] = _mm256_broadcast_ss(weights + h * kTile + slot);
-#pragma GCC unroll 4
-            for (int i = 0; i < V; ++i) {
-                const __m256 value = load8(v + 8 * i);
-#pragma GCC unroll 4
-                for (int h = 0; h < H; ++h) {
-                    acc[h * V + i] = _mm256_fmadd_ps(weight[h], value, acc[h * V + i]);
-                    FP_PIN(acc[h * V + i]);
-                }
-            }
-        }
-    }
-    for (int h = 0; h < H; ++h) {
-        float* to = states + h * state_floats(dim) + kStateValues + at;
-        for (int i = 0; i < V; ++i) _mm256_storeu_ps(to + 8 * i, acc[h * V + i]);
-    }
-}
-
 template <class T>
 struct TileView {
     const T* keys[kTilePages];
@@ -111,41 +84,140 @@ struct TileView {
     const void* next[kTilePages];
 };
 
-// One row, `H` heads from `q` on.
-template <int H, class T>
-void row_heads(const float* q, int dim, const TileView<T>& view, Slots slots, float* scores, float* states) {
+// states[h] += weights[h][slot] * v[slot] for `H` queries and 8 * V of the `dim` values from `at` on, slot by slot.
+template <int H, int V, class T>
+void weigh(const float* weights, Slots slots, const TileView<T>& view, int dim, int at, float* states) {
+    const size_t stride = state_floats(dim);
+    __m256 acc[H * V];
+    states += kStateValues + at;
+    repeat<H * V>([&](auto i) FP_INLINE { acc[i] = _mm256_loadu_ps(states + i / V * stride + 8 * (i % V)); });
+    for (int page = slots.begin / kPage; page * kPage < slots.end; ++page) {
+        const int begin = slots.begin > page * kPage ? slots.begin : page * kPage;
+        const int end = slots.end < (page + 1) * kPage ? slots.end : (page + 1) * kPage;
+        const T* v = view.values[page] + static_cast<size_t>(begin % kPage) * dim + at;
+        const char* ahead = static_cast<const char*>(view.next[page]);
+        for (int slot = begin; slot < end; ++slot, v += dim) {
+            if (sizeof(T) == 2 && ahead) _mm_prefetch(ahead + (slot % kPage * dim + at) * sizeof(T), _MM_HINT_T0);
+            const auto add = [&](auto h, auto i, __m256 weight, __m256 value) FP_INLINE {
+                acc[h * V + i] = pinned(_mm256_fmadd_ps(weight, value, acc[h * V + i]));
+            };
+            if constexpr (H < V) {  // 12 sums leave four registers: for the fewer of weights and values, and one of the others
+                __m256 weight[H];
+                repeat<H>([&](auto h) FP_INLINE { weight[h] = _mm256_broadcast_ss(weights + h * kTile + slot); });
+                repeat<V>([&](auto i) FP_INLINE {
+                    const __m256 value = load8(v + 8 * i);
+                    repeat<H>([&](auto h) FP_INLINE { add(h, i, weight[h], value); });
+                });
+            } else {
+                __m256 value[V];
+                repeat<V>([&](auto i) FP_INLINE { value[i] = load8(v + 8 * i); });
+                repeat<H>([&](auto h) FP_INLINE {
+                    const __m256 weight = _mm256_broadcast_ss(weights + h * kTile + slot);
+                    repeat<V>([&](auto i) FP_INLINE { add(h, i, weight, value[i]); });
+                });
+            }
+        }
+    }
+    repeat<H * V>([&](auto i) FP_INLINE { _mm256_storeu_ps(states + i / V * stride + 8 * (i % V), acc[i]); });
+}
+
+// Calls work(integral constant of count): the one that is compiled for so many queries.
+template <class Work>
+void with_count(int count, const Work& work) {
+    switch (count) {
+        case 1: return work(std::integral_constant<int, 1>());
+        case 2: return work(std::integral_constant<int, 2>());
+        case 3: return work(std::integral_constant<int, 3>());
+        case 4: return work(std::integral_constant<int, 4>());
+        case 5: return work(std::integral_constant<int, 5>());
+        default: return work(std::integral_constant<int, 6>());
+    }
+}
+
+// Neighbouring queries (rows in order, the heads of each together) that share the loads of one pass over the tile.
+struct Block {
+    const float* queries[kMaxQueries];
+    Slots slots[kMaxQueries];
+    int count;
+    int first;     // among the queries of the tile
+    Slots common;  // that all of them attend to; may be empty
+    bool touches(int page) const {
+        return std::any_of(slots, slots + count, [&](const Slots& own) { return own.touches(page); });
+    }
+};
+
+Block block_of(const TileQuery& query, int tile, int first) {
+    Block block;
+    block.first = first;
+    block.count = std::min(kMaxQueries, query.rows * query.group - first);
+    block.common = {0, kTile};
+    for (int i = 0; i < block.count; ++i) {
+        const int row = (first + i) / query.group, head = (first + i) % query.group;
+        block.queries[i] = query.q + row * query.stride + static_cast<size_t>(head) * query.dim;
+        const Slots own = block.slots[i] = slots_of(query, row, tile);
+        block.common = {std::max(block.common.begin, own.begin), std::min(block.common.end, own.end)};
+    }
+    return block;
+}
+
+template <class T>
+void score_block(const Block& block, const TileView<T>& view, int page, int dim, float* scores) {
+    if (!block.touches(page)) return;
+    with_count(block.count, [&](auto count) {
+        score_page<count.value>(block.queries, dim, view.keys[page], scores + block.first * kTile + page * kPage);
+    });
+}
+
+// Values [at, at + 32) of the block's queries. Slots that only some attend to come before and after the common ones.
+template <class T>
+void weigh_block(const Block& block, const float* scores, const TileView<T>& view, int dim, int at, float* states) {
+    const size_t stride = state_floats(dim);
+    const float* weights = scores + block.first * kTile;
+    float* own_states = states + block.first * stride;
+    const auto alone = [&](int i, int begin, int end) {
+        if (begin < end) weigh<1, 4>(weights + i * kTile, Slots{begin, end}, view, dim, at, own_states + i * stride);
+    };
+    const bool have_common = block.common.begin < block.common.end;
+    for (int i = 0; i < block.count; ++i) {
+        const Slots own = block.slots[i];
+        alone(i, own.begin, have_common ? block.common.begin : own.end);
+    }
+    if (!have_common) return;
+    with_count(block.count, [&](auto count) {
+        constexpr int kVectors = count.value > 3 ? 2 : 4;  // 16 registers hold 12 sums beside weights and values
+        for (int part = 0; part < 4; part += kVectors) {
+            weigh<count.value, kVectors>(weights, block.common, view, dim, at + 8 * part, own_states);
+        }
+    });
+    for (int i = 0; i < block.count; ++i) alone(i, block.common.end, block.slots[i].end);
+}
+
+// Queries [first, first + kMaxBlocks * kMaxQueries). One part of the tile at a time, all queries on it, so that it stays in the
+// nearest cache.
+template <class T>
+void tile_queries(const TileQuery& query, int tile, int first, const TileView<T>& view, float* scores, float* states) {
+    Block blocks[kMaxBlocks];
+    int num_blocks = 0;
+    const int dim = query.dim, end = std::min(query.rows * query.group, first + kMaxBlocks * kMaxQueries);
+    for (int at = first; at < end; at += kMaxQueries) blocks[num_blocks++] = block_of(query, tile, at);
     for (int page = 0; page < kTilePages; ++page) {
-        if (slots.touches(page)) score_page<H>(q, dim, view.keys[page], scores + page * kPage);
+        for (int b = 0; b < num_blocks; ++b) score_block(blocks[b], view, page, dim, scores);
     }
-    for (int h = 0; h < H; ++h) {
-        float* state = states + h * state_floats(dim);
-        softmax_tile(scores + h * kTile, slots, state, state + 1);
+    for (int i = first; i < end; ++i) {
+        float* state = states + i * state_floats(dim);
+        std::fill(state, state + state_floats(dim), 0.0f);
+        const Slots own = blocks[(i - first) / kMaxQueries].slots[(i - first) % kMaxQueries];
+        if (own.begin < own.end) softmax_tile(scores + i * kTile, own, state, state + 1);
     }
-    constexpr int kVectors = H == kMaxHeads ? 2 : 4;  // 16 registers hold 12 sums beside weights and values
-    for (int at = 0; at < dim; at += 8 * kVectors) {
-        weigh<H, kVectors>(scores, slots, view.values, view.next, dim, at, states);
+    for (int at = 0; at < dim; at += kBlock) {
+        for (int b = 0; b < num_blocks; ++b) weigh_block(blocks[b], scores, view, dim, at, states);
     }
 }
 
 template <class T>
 void tile_rows(const TileQuery& query, int tile, const TileView<T>& view, float* scores, float* states) {
-    for (int row = 0; row < query.rows; ++row) {
-        const Slots slots = slots_of(query, row, tile);
-        for (int head = 0; head < query.group; head += kMaxHeads) {
-            float* state = states + (static_cast<size_t>(row) * query.group + head) * state_floats(query.dim);
-            const int heads = query.group - head < kMaxHeads ? query.group - head : kMaxHeads;
-            if (slots.begin >= slots.end) {
-                for (int h = 0; h < heads; ++h) state[h * state_floats(query.dim) + 1] = 0.0f;
-                continue;
-            }
-            const float* q = query.q + row * query.stride + static_cast<size_t>(head) * query.dim;
-            switch (heads) {
-                case 1: row_heads<1>(q, query.dim, view, slots, scores, state); break;
-                case 2: row_heads<2>(q, query.dim, view, slots, scores, state); break;
-                case 3: row_heads<3>(q, query.dim, view, slots, scores, state); break;
-                default: row_heads<4>(q, query.dim, view, slots, scores, state); break;
-            }
-        }
+    for (int first = 0; first < query.rows * query.group; first += kMaxBlocks * kMaxQueries) {
+        tile_queries(query, tile, first, view, scores, states);
     }
 }
 
@@ -180,12 +252,11 @@ TileView<float> converted(const TilePages& pages, int dim, float* to) {
 }  // namespace
 
 size_t tile_scratch_floats(int group, int dim) {
-    const int heads = group < kMaxHeads ? group : kMaxHeads;
-    return static_cast<size_t>(heads) * kTile + static_cast<size_t>(2) * dim * kTile;
+    return static_cast<size_t>(kQueryRows) * group * kTile + static_cast<size_t>(2) * dim * kTile;
 }
 
 void compute_tile(const TileQuery& query, int tile, const TilePages& pages, bool pages_are_f32, float* scratch, float* states) {
-    float* floats = scratch + (query.group < kMaxHeads ? query.group : kMaxHeads) * kTile;
+    float* floats = scratch + static_cast<size_t>(kQueryRows) * query.group * kTile;
     if (pages_are_f32) {
         tile_rows(query, tile, view_of<float>(pages, query.dim), scratch, states);
     } else if (query.rows == 1) {

@@ -88,7 +88,7 @@ struct fp_step {
     const int32_t* logits_slot;  // [num_out]: row of `logits` to write, or -1
     int32_t num_logits;          // rows of `logits`
     int32_t* best_ids;           // out [num_out]: id of the largest logit, the lowest id among equals
-    float* best_logits;          // out [num_out]
+    float* best_logits;          // out [num_out]: NaN if any logit of the token is
     float* logits;               // out [num_logits, vocab_size]
     float* last_hidden;          // out [num_rows, hidden] final hidden state of each row's last token, or null
     float* all_hidden;           // out [num_tokens, hidden] final hidden state of every token, or null
@@ -104,6 +104,8 @@ FP_API int32_t fp_supports(int32_t variant);
 FP_API int32_t fp_pool_create(int32_t threads, int32_t spin_us, fp_pool** out, fp_error* err);
 FP_API int32_t fp_pool_set_threads(fp_pool* pool, int32_t threads, fp_error* err);
 FP_API void fp_pool_destroy(fp_pool* pool);
+// What the pool's threads can do at most: bytes read from memory, int8 multiplications and additions, a second. Takes seconds.
+FP_API int32_t fp_pool_ceilings(fp_pool* pool, double* per_second_2, fp_error* err);
 
 FP_API int32_t fp_model_create(const fp_model_spec* spec, fp_pool* pool, fp_model** out, fp_error* err);
 // `type` is GGUF's number of the tensor type; `data` is copied or repacked, not kept.

@@ -66,6 +66,7 @@ class Model {
     struct BestLogits {
         float values[kPanel];
         int32_t panels[kPanel];
+        int32_t broken[8];  // lanes that met NaN
     };
     struct ThreadScratch {
         float* rows;   // [max_tokens, widest head or 32]

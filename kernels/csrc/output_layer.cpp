@@ -19,6 +19,7 @@ void Model::run_output() {
             BestLogits& best = best_of(thread, i);
             std::fill(best.values, best.values + kPanel, -INFINITY);
             std::fill(best.panels, best.panels + kPanel, 0);
+            std::fill(best.broken, best.broken + 8, 0);
         }
     }
     const size_t products = static_cast<size_t>(kPanel) * spec_.hidden_size * step_.num_out;
@@ -81,9 +82,12 @@ void Model::output_panel(int panel, int thread) {
     for (int i = 0; i < step_.num_out; ++i, logits += kPanel) {
         std::fill(logits + columns, logits + kPanel, -INFINITY);  // columns that pad the last panel
         BestLogits& best = best_of(thread, i);
+        auto* broken = reinterpret_cast<__m256i*>(best.broken);
         for (int at = 0; at < kPanel; at += 8) {
             const __m256 value = _mm256_loadu_ps(logits + at), before = _mm256_loadu_ps(best.values + at);
             const __m256 is_better = _mm256_cmp_ps(value, before, _CMP_GT_OQ);  // equal: the earlier panel stays
+            const __m256i is_broken = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+            _mm256_storeu_si256(broken, _mm256_or_si256(_mm256_loadu_si256(broken), is_broken));
             auto* panels = reinterpret_cast<__m256i*>(best.panels + at);
             _mm256_storeu_ps(best.values + at, _mm256_blendv_ps(before, value, is_better));
             _mm256_storeu_si256(panels, _mm256_blendv_epi8(_mm256_loadu_si256(panels), number, _mm256_castps_si256(is_better)));
@@ -94,13 +98,15 @@ void Model::output_panel(int panel, int thread) {
     }
 }
 
-// The best of all threads and columns; the lowest id among equals.
+// The best of all threads and columns; the lowest id among equals. NaN if any logit is: as an arg-max over them says.
 void Model::choose_best() {
     for (int i = 0; i < step_.num_out; ++i) {
         float most = -INFINITY;
         int id = 0;
+        bool is_broken = false;
         for (int thread = 0; thread < pool_.threads(); ++thread) {
             const BestLogits& best = best_of(thread, i);
+            is_broken |= std::any_of(best.broken, best.broken + 8, [](int32_t lane) { return lane != 0; });
             for (int column = 0; column < kPanel; ++column) {
                 const int candidate = best.panels[column] * kPanel + column;
                 const float value = best.values[column];
@@ -111,7 +117,7 @@ void Model::choose_best() {
             }
         }
         step_.best_ids[i] = id;
-        step_.best_logits[i] = most;
+        step_.best_logits[i] = is_broken ? NAN : most;
     }
 }
 

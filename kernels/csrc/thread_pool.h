@@ -64,4 +64,8 @@ class ThreadPool {
     std::vector<std::thread> helpers_;
 };
 
+// In ceilings.cpp.
+double read_bytes_per_second(ThreadPool& pool);
+double int8_operations_per_second(ThreadPool& pool);
+
 }  // namespace fp

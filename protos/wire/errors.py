@@ -265,6 +265,12 @@ class InternalFault(FaultError):
     reason = "INTERNAL_FAULT"
 
 
+class SuspectedPoison(FaultError):
+    """Workers died one after the other while this request was alone on them; it is not tried on another."""
+
+    reason = "SUSPECTED_POISON"
+
+
 def error_classes() -> dict[str, type[EngineError]]:
     """Every class of the taxonomy by its `reason`."""
     classes: dict[str, type[EngineError]] = {EngineError.reason: EngineError}

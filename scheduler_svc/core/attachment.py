@@ -1,6 +1,6 @@
 """A worker that was attached: whether the core can plan for it, and its state at the beginning."""
 
-from protos.wire.enums import Feature, ForwardMode
+from protos.wire.enums import ForwardMode
 from protos.wire.errors import UnsupportedFeature
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 from protos.wire.worker_info import WorkerInfo
@@ -56,5 +56,4 @@ def attach(event: WorkerAttached, settings: CoreSettings) -> WorkerState:
         token_limit=token_limit,
         row_limit=max(1, min(info.limits.max_rows, MAX_PLAN_ROWS, token_limit - page_size + 1)),
         plan_size=plan_size(info),
-        resolves_references=Feature.TOKEN_REFERENCES in info.features,
     )

@@ -4,6 +4,8 @@ Every decode row that can go on rides in every plan and does not count towards t
 for prefill. The budget buys prefill beside them: chunks that end on page borders, or at the end of what is known.
 """
 
+from collections.abc import Iterable
+
 from scheduler_svc.core.batch import Batch, PlannedRow
 from scheduler_svc.core.input_columns import InputRoom
 from scheduler_svc.core.request import Request, RequestStatus
@@ -15,8 +17,32 @@ from scheduler_svc.core.worker_state import WorkerState
 
 def next_batch(state: SchedulerState, worker: WorkerState) -> Batch | None:
     """The rows of the worker's next plan; None if there is nothing to compute. Takes their pages."""
-    decode = _decode_rows(state, worker)
-    extend = _extend_rows(state, worker, num_decode=len(decode))
+    if worker.standing.struck:
+        return _next_apart(state, worker)
+    return _batch_of(state, worker, worker.running.values())
+
+
+def _next_apart(state: SchedulerState, worker: WorkerState) -> Batch | None:
+    """While some must be alone on the device: one plan in flight, of one of them or of all others, in turns."""
+    if worker.in_flight:
+        return None
+    struck = list(worker.standing.struck.values())
+    others = [request for request in worker.running.values() if request.handle not in worker.standing.struck]
+    groups = [others, *([request] for request in struck)]
+    if not worker.standing.was_alone:
+        groups = [*groups[1:], others]
+    for group in groups:
+        batch = _batch_of(state, worker, group)
+        if batch is not None:
+            worker.standing.was_alone = group is not others
+            return batch
+    return None
+
+
+def _batch_of(state: SchedulerState, worker: WorkerState, requests: Iterable[Request]) -> Batch | None:
+    candidates = list(requests)
+    decode = _decode_rows(state, worker, candidates)
+    extend = _extend_rows(state, worker, candidates, num_decode=len(decode))
     batch = worker.plan_size.fitted(Batch(decode=_still_current(decode), extend=_still_current(extend)))
     return batch if batch.decode or batch.extend else None
 
@@ -38,10 +64,10 @@ def _decodes(request: Request) -> bool:
     return request.status is RequestStatus.RUNNING and not request.standing.is_paused
 
 
-def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]:
+def _decode_rows(state: SchedulerState, worker: WorkerState, candidates: list[Request]) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     resolves_references = worker.resolves_references
-    for request in list(worker.running.values()):
+    for request in candidates:
         position = request.planned_len
         if not _decodes(request) or position >= request.final_kv_len or request.awaits_mask:
             continue
@@ -58,11 +84,13 @@ def _decode_rows(state: SchedulerState, worker: WorkerState) -> list[PlannedRow]
     return rows
 
 
-def _extend_rows(state: SchedulerState, worker: WorkerState, *, num_decode: int) -> list[PlannedRow]:
+def _extend_rows(
+    state: SchedulerState, worker: WorkerState, candidates: list[Request], *, num_decode: int
+) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     budget = min(worker.budget_tokens, worker.token_limit - num_decode)
     room = InputRoom(worker.info)
-    prefilling = [request for request in worker.running.values() if prefills(request)]
+    prefilling = [request for request in candidates if prefills(request)]
     for request in prefilling:
         if request.status is not RequestStatus.PREFILLING:  # retracted for the pages of one before it
             continue

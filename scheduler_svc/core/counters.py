@@ -37,6 +37,8 @@ class CoreCounters:
     """Requests that gave their pages back for lack of pages."""
     migrations: int = 0
     """Requests that lost their worker."""
+    strikes: int = 0
+    """Workers that died with plans in flight."""
     failed_rows: int = 0
     """Rows of the current attempt that failed or whose answer did not match."""
     rejected_plans: int = 0

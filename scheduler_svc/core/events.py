@@ -153,6 +153,22 @@ class WorkerLost:
     """The worker's term ended; nothing of it will arrive any more."""
 
     worker: str
+    died: bool = False
+    """Not told to, and maybe by what it was computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDoubted:
+    """The worker is late, cannot be reached, or is about to leave: no new requests for it, as long as others serve."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTrusted:
+    """The worker is in order again."""
+
+    worker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +190,8 @@ class MaskReady:
 
 
 StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed | MaskReady
-Event = StreamEvent | CacheFlushRequested | WorkerAttached | WorkerLost | ResultReceived
+WorkerEvent = WorkerAttached | WorkerLost | WorkerDoubted | WorkerTrusted | ResultReceived
+Event = StreamEvent | CacheFlushRequested | WorkerEvent
 
 
 # --- instructions: out of the core

@@ -114,7 +114,7 @@ class _Pass:
     """One pass over the queue: who is placed, which workers are closed, and why the others wait."""
 
     def __init__(self, state: SchedulerState) -> None:
-        self.desks = [_Desk(worker, state) for worker in state.workers.values()]
+        self.desks = [_Desk(worker, state) for worker in _open_workers(state)]
         self.full = {desk.worker.name for desk in self.desks if desk.has_no_row}
         """The workers that had no pages or rows left for somebody who waits."""
         self.placed: list[tuple[Request, float]] = []
@@ -132,7 +132,7 @@ class _Pass:
 
     def offer(self, request: Request) -> None:
         """Place the request, or note why it waits."""
-        suitable = [(desk, desk.match(request)) for desk in self.desks if desk.suits(request)]
+        suitable = [(desk, desk.match(request)) for desk in self._suiting(request)]
         if _is_awaited(suitable):
             self._passed_over += 1
             self.look.reasons[request.handle] = WaitReason.PREFIX
@@ -149,6 +149,12 @@ class _Pass:
         if not taker.is_open:
             self._closed[taker.worker.name] = taker.closed_for
 
+    def _suiting(self, request: Request) -> list[_Desk]:
+        """After bad numbers another worker, where there is one."""
+        suiting = [desk for desk in self.desks if desk.suits(request)]
+        elsewhere = [desk for desk in suiting if desk.worker.name != request.trouble.avoids]
+        return elsewhere or suiting
+
     def end(self) -> None:
         """Take those who were placed out of the queue, and keep what was seen."""
         state = self._state
@@ -164,6 +170,12 @@ class _Pass:
         self.full.update(unable)
         self._closed.update(dict.fromkeys(unable, WaitReason.PAGES))
         self.look.reasons[request.handle] = weightiest(self._closed[name] for name in names)
+
+
+def _open_workers(state: SchedulerState) -> list[WorkerState]:
+    """Those that are beyond doubt; all, if none is."""
+    everyone = list(state.workers.values())
+    return [worker for worker in everyone if worker.standing.is_open(state.now)] or everyone
 
 
 def admit_waiting(state: SchedulerState, out: list[Instruction]) -> None:

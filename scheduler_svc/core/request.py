@@ -79,6 +79,20 @@ class Standing:
     """Its reader has fallen behind: it is in no plan, and the first to be retracted."""
 
 
+@dataclass(slots=True)
+class Trouble:
+    """What went wrong with a request since it last got on."""
+
+    failures: int = 0
+    """Row failures since the last token."""
+    avoids: str = ""
+    """The worker on which its numbers were bad, until the next token."""
+    strikes: int = 0
+    """Workers that died while they had plans with it."""
+    alone_until: int = 0
+    """It shares the device with nobody until its KV has this length; 0: it may."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Mutable; changed only by the core."""
@@ -98,8 +112,7 @@ class Request:
     sample_source: TokenSource | None = None
     """The latest plan that samples for this attempt; in flight whenever planned_len >= sampled_len."""
     holding: PageHolding | None = None
-    failures: int = 0
-    """Row failures since the last token."""
+    trouble: Trouble = field(default_factory=Trouble)
     cache_use: CacheUse = field(default_factory=CacheUse)
     rules: RequestRules | None = None
     """What it does to its logits; None: nothing."""

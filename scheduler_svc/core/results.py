@@ -45,6 +45,7 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         request.kv_len = row.seq_len
         assert request.holding is not None
         worker.memory.commit(request.holding, request.tokens, request.kv_len)
+        worker.clear_strikes(request)
         if request.account is not None:
             take_inputs(state, request, inputs, out=out)
         if row.samples:
@@ -74,7 +75,8 @@ def _commit(
 ) -> None:
     position = request.output_len
     request.append(token_id)
-    request.failures = 0
+    request.trouble.failures = 0
+    request.trouble.avoids = ""
     request.cache_use.is_trusting = True
     state.counters.output_tokens += 1
     spec = request.spec
@@ -104,7 +106,7 @@ def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, 
     this attempt used or computed leave the cache, even if it gives up.
     """
     state.counters.failed_rows += 1
-    request.failures += 1
+    request.trouble.failures += 1
     settings = state.settings
     if failure is RowFailure.NO_CANDIDATE:
         message = f"penalties, bias and limits on tokens leave nothing to sample after {request.output_len} tokens"
@@ -113,7 +115,8 @@ def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, 
     bad_numbers = failure in _BAD_NUMBERS
     if bad_numbers:
         distrust(state, request)
-    if request.failures > (settings.data_fault_retries if bad_numbers else settings.row_retries):
+        request.trouble.avoids = _blame(state, request)
+    if request.trouble.failures > (settings.data_fault_retries if bad_numbers else settings.row_retries):
         fail(state, request, error=_row_error(request, failure), out=out)
     elif bad_numbers:
         requeue(state, request)
@@ -121,10 +124,19 @@ def _retry_row(state: SchedulerState, request: Request, *, failure: RowFailure, 
         rewind(request)
 
 
+def _blame(state: SchedulerState, request: Request) -> str:
+    """The worker whose numbers were bad; it is remembered."""
+    assert request.holding is not None
+    name = request.holding.key.worker
+    state.workers[name].standing.note_bad_numbers(request.handle, state.now)
+    return name
+
+
 def _row_error(request: Request, failure: RowFailure) -> EngineError:
+    times = request.trouble.failures
     if failure in _BAD_NUMBERS:
-        return DataFault(f"the model gave numbers that are not finite, {request.failures} times", field="logits")
-    return InternalFault(f"a row failed {request.failures} times, last with {failure.name}", field="row")
+        return DataFault(f"the model gave numbers that are not finite, {times} times", field="logits")
+    return InternalFault(f"a row failed {times} times, last with {failure.name}", field="row")
 
 
 def _reject(state: SchedulerState, plan: PlanInFlight, rejection: PlanRejection, *, out: list[Instruction]) -> None:

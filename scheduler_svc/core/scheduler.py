@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
-from scheduler_svc.core.admission import never_fits, refusal
-from scheduler_svc.core.attachment import attach
+from scheduler_svc.core.admission import refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     CacheFlushed,
@@ -21,14 +20,17 @@ from scheduler_svc.core.events import (
     RequestSubmitted,
     ResultReceived,
     WorkerAttached,
+    WorkerDoubted,
     WorkerLost,
+    WorkerTrusted,
 )
 from scheduler_svc.core.masks import take_mask
 from scheduler_svc.core.placement import admit_waiting
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
-from scheduler_svc.core.state import SchedulerState, WorkerFacts, next_deadline
-from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, requeue, resume
+from scheduler_svc.core.state import SchedulerState, next_deadline
+from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, resume
+from scheduler_svc.core.worker_events import apply_to_worker
 
 
 def step(state: SchedulerState, events: Sequence[Event], now: float) -> list[Instruction]:
@@ -66,10 +68,8 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
         case CacheFlushRequested(edge):
             freed = sum(worker.memory.cache.flush() for worker in state.workers.values())
             out.append(CacheFlushed(edge, freed))
-        case WorkerAttached():
-            _attach(state, event, out)
-        case WorkerLost(worker):
-            _lose(state, worker)
+        case WorkerAttached() | WorkerLost() | WorkerDoubted() | WorkerTrusted():
+            apply_to_worker(state, event, out)
 
 
 def _apply_to(
@@ -100,29 +100,6 @@ def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) ->
     wanted = request.mask_wanted()
     if wanted is not None:
         out.append(wanted)
-
-
-def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:
-    _lose(state, event.worker)
-    worker = attach(event, state.settings)
-    state.workers[event.worker] = worker
-    state.known[event.worker] = WorkerFacts(event.info, worker.memory.capacity_tokens)
-    for request in list(state.waiting):
-        error = never_fits(state, request.spec)
-        if error is not None:
-            fail(state, request, error=error, out=out)
-
-
-def _lose(state: SchedulerState, name: str) -> None:
-    worker = state.workers.get(name)
-    if worker is None:
-        return
-    for request in list(worker.running.values()):
-        requeue(state, request)
-        state.counters.migrations += 1
-    state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
-    state.foresight.lost(name)
-    del state.workers[name]
 
 
 def _end_expired(state: SchedulerState, out: list[Instruction]) -> None:

@@ -38,6 +38,8 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     request.kv_len = request.planned_len = len(request.holding.path) * memory.page_size
     request.standing.planned_seq = 0
     worker.running[request.handle] = request
+    if request.trouble.alone_until:
+        worker.standing.struck[request.handle] = request
     use.matches.clear()
     state.counters.cache.queried_tokens += request.sampled_len
     state.counters.cache.hit_tokens += request.kv_len
@@ -166,4 +168,5 @@ def _leave_worker(state: SchedulerState, request: Request) -> None:
     worker = state.workers[holding.key.worker]
     worker.memory.release(holding)
     del worker.running[request.handle]
+    worker.standing.struck.pop(request.handle, None)
     request.holding = None

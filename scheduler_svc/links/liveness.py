@@ -1,19 +1,35 @@
 """Decides from reports and results whether a worker still makes progress. Pure: times are arguments.
 
 Live = reports arrive, and (no plan is outstanding, or the device counter moved within the budget of the oldest).
+Doubtful = late, and not yet too late.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from protos.wire.errors import EngineError, UnavailableError
+
+_DOUBTFUL_SHARE = 0.5
+"""Of a plan's budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessLimits:
+    """How late is late."""
+
+    report_late_s: float
+    """Without a report, then doubtful."""
+    report_lost_s: float
+    """Without a report, then lost."""
+    plan_timeout_s: float
+    """For the device to stand still on a plan without a budget."""
 
 
 class Liveness:
     """One for each term. Made and fed by the session, read by its watch."""
 
-    def __init__(self, *, report_lost_s: float, plan_timeout_s: float, now: float) -> None:
-        self._report_lost_s = report_lost_s
-        self._plan_timeout_s = plan_timeout_s
+    def __init__(self, limits: LivenessLimits, *, now: float) -> None:
+        self._limits = limits
         self._reported_at = now
         self._progress_at = now
         self._counter = -1
@@ -32,11 +48,15 @@ class Liveness:
         """A plan went out; `budget_s` 0 = the default."""
         if not self._budgets_s:
             self._progress_at = now
-        self._budgets_s[seq] = budget_s or self._plan_timeout_s
+        self._budgets_s[seq] = budget_s or self._limits.plan_timeout_s
 
     def plan_answered(self, seq: int, *, now: float) -> None:
         """The plan's result arrived."""
         self._budgets_s.pop(seq, None)
+        self._progress_at = now
+
+    def stream_reopened(self, now: float) -> None:
+        """Plans were sent again: those that had not started start now."""
         self._progress_at = now
 
     def forgive(self, now: float) -> None:
@@ -44,13 +64,21 @@ class Liveness:
         self._reported_at = now
         self._progress_at = now
 
-    def next_check(self) -> float:
-        """When the verdict may change if nothing happens until then."""
-        return min(self._reported_at + self._report_lost_s, self._progress_at + self._allowance_s())
+    def next_check(self, now: float) -> float:
+        """When verdict or doubt may change if nothing happens until then."""
+        limits, allowance_s = self._limits, self._allowance_s()
+        doubts = (self._reported_at + limits.report_late_s, self._progress_at + _DOUBTFUL_SHARE * allowance_s)
+        ends = (self._reported_at + limits.report_lost_s, self._progress_at + allowance_s)
+        return min(*ends, *(at for at in doubts if at > now))
+
+    def is_doubtful(self, now: float) -> bool:
+        """Whether the worker is late."""
+        is_silent = now - self._reported_at >= self._limits.report_late_s
+        return is_silent or now - self._progress_at >= _DOUBTFUL_SHARE * self._allowance_s()
 
     def verdict(self, now: float) -> EngineError | None:
         """Why the worker counts as lost; None while it lives."""
-        if now - self._reported_at >= self._report_lost_s:
+        if now - self._reported_at >= self._limits.report_lost_s:
             return UnavailableError("the worker's reports stopped", field="report")
         if now - self._progress_at >= self._allowance_s():
             return UnavailableError("the device stood still for longer than the plan's budget", field="device_counter")

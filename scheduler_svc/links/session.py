@@ -1,6 +1,7 @@
-"""One term of one worker: the open plan stream, its results and its reports, from Attach until the worker is lost.
+"""One term of one worker in real time: the plan stream, opened again when the network breaks it, and the reports.
 
-Knows nothing of attaching again. Guards: results reach the core in seq order, and none after `run` returned.
+Decides nothing about plans: that is `PlanExchange`. Knows nothing of attaching again. Guards: results reach the core in
+the order the exchange gives them, and none after `run` returned.
 """
 
 import asyncio
@@ -9,34 +10,42 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protos.wire.enums import WorkerState
-from protos.wire.errors import DataFault, DeviceFault, EngineError, SyncError, UnavailableError, WrongIncarnation
+from protos.wire.errors import ConnectionLost, DeviceFault, EngineError, SyncError, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerLost
-from scheduler_svc.links.liveness import Liveness
-from scheduler_svc.links.statistics import InFlight, LinkCounts, worker_seconds
-from scheduler_svc.links.unanswered import MIN_DELTA_BYTES, UnansweredPlans
-from scheduler_svc.links.worker_calls import (
+from scheduler_svc.core.events import (
+    ResultReceived,
+    WorkerAttached,
+    WorkerDoubted,
+    WorkerEvent,
+    WorkerLost,
+    WorkerTrusted,
+)
+from scheduler_svc.links.exchange import Nack, PlanExchange, is_death, may_reopen
+from scheduler_svc.links.link_messages import (
+    MIN_DELTA_BYTES,
     DrainAnnounced,
     EncodedPlan,
     FullPlanNeeded,
     LinkNack,
     PlansMissing,
-    PlanStream,
     Term,
-    WorkerCalls,
 )
+from scheduler_svc.links.liveness import Liveness, LivenessLimits
+from scheduler_svc.links.recorder import PlanRecorder
+from scheduler_svc.links.statistics import LinkCounts, worker_seconds
+from scheduler_svc.links.worker_calls import PlanStream, WorkerCalls
 from scheduler_svc.metrics import LinkMetrics
 
 # A watch that wakes this much too late was held up by its own process, so it says nothing of the worker.
 _OWN_STALL_S = 0.25
+_REOPEN_PAUSE_S = 0.05
 
 
 class LinkListener(Protocol):
     """What a link tells. Called on the event loop; must not wait."""
 
-    def worker_event(self, event: WorkerAttached | WorkerLost | ResultReceived) -> None:
+    def worker_event(self, event: WorkerEvent) -> None:
         """Something the scheduling core must know, in order."""
         ...
 
@@ -48,7 +57,10 @@ class SessionSettings:
     open_timeout_s: float
     plan_timeout_s: float
     report_interval_ms: int
+    report_late_s: float
     report_lost_s: float
+    reopen_s: float = 2.0
+    """How long a broken stream may be tried to be opened again."""
     min_delta_bytes: int = MIN_DELTA_BYTES
     """Plans that are smaller in full are sent in full."""
 
@@ -58,6 +70,7 @@ class SessionParts:
     """What outlives a session; made by the link."""
 
     listener: LinkListener
+    recorder: PlanRecorder | None = None
     metrics: LinkMetrics
     counts: LinkCounts
     settings: SessionSettings
@@ -70,79 +83,112 @@ class WorkerSession:
     def __init__(self, calls: WorkerCalls, *, term: Term, parts: SessionParts) -> None:
         self.state = WorkerState.SERVING
         self._calls = calls
-        self._term = term
+        self.term = term
         self._parts = parts
-        self._in_flight = InFlight()
-        self._unanswered = UnansweredPlans(term.info, min_delta_bytes=parts.settings.min_delta_bytes)
-        self._outgoing: asyncio.Queue[EncodedPlan] = asyncio.Queue()
         settings = parts.settings
-        self._liveness = Liveness(
-            report_lost_s=settings.report_lost_s, plan_timeout_s=settings.plan_timeout_s, now=parts.clock()
+        limits = LivenessLimits(
+            report_late_s=settings.report_late_s,
+            report_lost_s=settings.report_lost_s,
+            plan_timeout_s=settings.plan_timeout_s,
         )
-
-    @property
-    def info(self) -> WorkerInfo:
-        """What the worker said of itself at Attach."""
-        return self._term.info
+        self._exchange = PlanExchange(
+            term,
+            liveness=Liveness(limits, now=parts.clock()),
+            min_delta_bytes=settings.min_delta_bytes,
+            reopen_s=settings.reopen_s,
+        )
+        self._outgoing: asyncio.Queue[EncodedPlan] | None = None
+        """Of the open stream; None while none is."""
+        self._is_doubted = False
 
     @property
     def num_in_flight(self) -> int:
         """Plans without a result."""
-        return len(self._in_flight)
+        return len(self._exchange.in_flight)
 
     def send(self, plan: ForwardPlan) -> None:
         """Encode `plan` and queue it; plans leave in this order. The core's window bounds the queue."""
         metrics = self._parts.metrics
+        if self._parts.recorder is not None:
+            self._parts.recorder.plan_sent(self.term.worker, plan)
         begun = self._parts.clock()
-        message = self._unanswered.add(plan)
-        now = self._parts.clock()
-        metrics.plans.encode_seconds.observe(now - begun)
+        message = self._exchange.send(plan, begun)
+        metrics.plans.encode_seconds.observe(self._parts.clock() - begun)
         metrics.plans.plan_bytes.labels("delta" if message.is_delta else "full").observe(len(message.body))
         self._parts.counts.sent(rows=plan.rows.num_rows, size=len(message.body))
-        self._in_flight.add(message.seq, now)
-        self._liveness.plan_sent(message.seq, budget_s=plan.identity.budget_ms / 1000, now=now)
-        metrics.set_in_flight(len(self._in_flight))
-        self._outgoing.put_nowait(message)
+        metrics.set_in_flight(self.num_in_flight)
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(message)
 
     async def run(self) -> EngineError:
         """Serve the term until it ends; returns why. Tells the listener of both ends, if the stream opened at all."""
         stream = self._calls.execute()
         try:
-            refusal = await _reason(self._open(stream))
-            if refusal is not None:
-                return refusal
-            term = self._term
-            self._parts.metrics.set_state(self.state)
-            self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
-            try:
-                return await self._serve(stream)
-            finally:
-                self._parts.metrics.set_state(None)
-                self._parts.metrics.set_in_flight(0)
-                self._parts.listener.worker_event(WorkerLost(term.worker))
-        finally:
+            await self._open(stream)
+        except EngineError as refusal:
             stream.close()
+            return refusal
+        term, metrics = self.term, self._parts.metrics
+        metrics.set_state(self.state)
+        if self._parts.recorder is not None:
+            self._parts.recorder.attached(term.worker, epoch=term.epoch, term=term.term, info=term.info)
+        self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
+        died = False
+        try:
+            reason = await _first_reason(self._converse(stream), self._follow_reports(), self._watch())
+            died = is_death(reason)
+            return reason
+        finally:
+            metrics.set_state(None)
+            metrics.set_in_flight(0)
+            self._parts.listener.worker_event(WorkerLost(term.worker, died=died))
+
+    # --- the plan stream
 
     async def _open(self, stream: PlanStream) -> None:
-        async with asyncio.timeout(self._parts.settings.open_timeout_s):
-            await stream.open(self._term)
-
-    async def _serve(self, stream: PlanStream) -> EngineError:
-        """Run the four sides of the term until the first of them ends; returns its reason."""
-        sides = (self._write(stream), self._read(stream), self._follow_reports(), self._watch())
-        tasks = [asyncio.create_task(_reason(side)) for side in sides]
+        opening = self._exchange.next_opening()
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        reasons = [task.result() for task in tasks if task in done]
-        return next((reason for reason in reasons if reason is not None), UnavailableError("the plan stream ended"))
+            async with asyncio.timeout(self._parts.settings.open_timeout_s):
+                expected_seq = await stream.open(opening.term, stream_number=opening.stream_number)
+        except TimeoutError:
+            raise ConnectionLost("the worker did not open the plan stream in time") from None
+        messages = self._exchange.opened(expected_seq, self._parts.clock())
+        self._outgoing = asyncio.Queue()
+        self._resend(messages)
+
+    async def _converse(self, stream: PlanStream) -> None:
+        """Serve stream after stream until the term is over; raises why."""
+        while True:
+            try:
+                reason = await _first_reason(self._write(stream), self._read(stream))
+            finally:
+                stream.close()
+                self._outgoing = None
+            stream = await self._reopened(reason)
+
+    async def _reopened(self, reason: EngineError) -> PlanStream:
+        while True:
+            over = self._exchange.broke(reason, self._parts.clock())
+            if over is not None:
+                raise over
+            self._look()
+            await asyncio.sleep(_REOPEN_PAUSE_S)
+            self._parts.metrics.plans.reopened.labels(self.term.worker).inc()
+            stream = self._calls.execute()
+            try:
+                await self._open(stream)
+            except EngineError as error:
+                stream.close()
+                reason = error
+            else:
+                self._look()
+                return stream
 
     async def _write(self, stream: PlanStream) -> None:
+        assert self._outgoing is not None
+        outgoing = self._outgoing
         while True:
-            message = await self._outgoing.get()
+            message = await outgoing.get()
             async with asyncio.timeout(self._parts.settings.open_timeout_s):
                 await stream.write(message)
 
@@ -153,88 +199,109 @@ class WorkerSession:
                     self._consume(result)
                 case DrainAnnounced():
                     self._set_state(WorkerState.DRAINING)
-                case FullPlanNeeded(seq):
-                    self._nacked("need_full")
-                    self._resend(self._unanswered.in_full(seq))
-                case PlansMissing(expected_seq, _):
-                    self._nacked("gap")
-                    self._resend(self._unanswered.again(expected_seq))
-                case LinkNack(kind):
-                    self._nacked(kind)
-                    message = f"the worker answered {kind} instead of a result"
-                    raise SyncError(message)
+                case FullPlanNeeded() as nack:
+                    self._nacked("need_full", nack)
+                case PlansMissing() as nack:
+                    self._nacked("gap", nack)
+                case LinkNack(kind) as nack:
+                    self._nacked(kind, nack)
 
-    def _nacked(self, kind: str) -> None:
+    def _nacked(self, kind: str, nack: Nack) -> None:
         self._parts.metrics.plans.nacks.labels(kind).inc()
+        self._resend(self._exchange.resend(nack))
 
     def _resend(self, messages: list[EncodedPlan]) -> None:
         """Send plans once more under their seqs; the core hears nothing of it."""
+        assert self._outgoing is not None
         for message in messages:
             self._parts.metrics.plans.resends.inc()
             self._outgoing.put_nowait(message)
 
     def _consume(self, result: ForwardResult) -> None:
-        seq = result.identity.seq
-        due = self._in_flight.oldest()
-        if due is None or seq < due or not self._is_current(result):
-            self._parts.metrics.plans.late_results.inc()
+        metrics = self._parts.metrics
+        answered = self._exchange.take(result, self._parts.clock())
+        if answered is None:
+            metrics.plans.late_results.inc()
             return
-        if seq != due:
-            message = f"the worker answered plan {seq} when plan {due} was due"
-            raise DataFault(message, field="seq", plan_seq=seq)
-        now = self._parts.clock()
-        rtt_s = self._in_flight.pop(seq, now)
-        self._unanswered.answered(seq, was_refused=result.rejection is not None)
-        self._liveness.plan_answered(seq, now=now)
         self._parts.counts.answered(result)
-        self._parts.metrics.plan_answered(rtt_s=rtt_s, worker_s=worker_seconds(result.timings))
-        self._parts.metrics.set_in_flight(len(self._in_flight))
+        metrics.plan_answered(rtt_s=answered.rtt_s, worker_s=worker_seconds(result.timings))
+        metrics.set_in_flight(self.num_in_flight)
+        if self._parts.recorder is not None:
+            self._parts.recorder.result_received(self.term.worker, result)
         if result.rejection is not None:
-            self._nacked("rejected")
-        self._parts.listener.worker_event(ResultReceived(self._term.worker, result))
+            metrics.plans.nacks.labels("rejected").inc()
+        self._parts.listener.worker_event(ResultReceived(self.term.worker, result))
 
-    def _is_current(self, result: ForwardResult) -> bool:
-        identity, term = result.identity, self._term
-        return (identity.epoch, identity.term, identity.incarnation) == (term.epoch, term.term, term.info.incarnation)
+    # --- the worker's health
 
     async def _follow_reports(self) -> None:
+        """Whether the worker lives though its reports broke off is for the watch to say."""
+        while True:
+            reason = await _reason(self._read_reports())
+            if not may_reopen(reason):
+                raise reason
+            await asyncio.sleep(self._parts.settings.report_interval_ms / 1000)
+
+    async def _read_reports(self) -> None:
         async for report in self._calls.reports(interval_ms=self._parts.settings.report_interval_ms):
-            if report.incarnation != self._term.info.incarnation:
-                raise WrongIncarnation("the worker was restarted", field="incarnation")
-            self._liveness.reported(
-                counter=report.device_counter, capture_budget_s=report.capture_budget_s, now=self._parts.clock()
-            )
+            self._exchange.reported(report, self._parts.clock())
             if report.state is not None:
                 self._set_state(report.state)
-        raise UnavailableError("the worker ended its report stream", field="report")
+            self._look()
+        raise SyncError("the worker ended its report stream", field="report")
 
     def _set_state(self, state: WorkerState) -> None:
         if state is not self.state:
             self.state = state
             self._parts.metrics.set_state(state)
+            self._look()
         if state is WorkerState.FAILED:
             raise DeviceFault("the worker reports that its device failed", field="state")
 
+    def _look(self) -> None:
+        """Tell the core when the worker should get no new requests, and when it may again."""
+        is_leaving = self.state is WorkerState.DRAINING
+        is_doubted = is_leaving or self._exchange.is_suspect(self._parts.clock())
+        if is_doubted is not self._is_doubted:
+            self._is_doubted = is_doubted
+            worker = self.term.worker
+            self._parts.metrics.set_suspect(is_suspect=is_doubted and not is_leaving)
+            self._parts.listener.worker_event(WorkerDoubted(worker) if is_doubted else WorkerTrusted(worker))
+
     async def _watch(self) -> None:
         """Ask for the verdict when it may change. No sleep is longer than the time a report may be late."""
+        liveness = self._exchange.liveness
         while True:
-            due = self._liveness.next_check()
+            due = liveness.next_check(self._parts.clock())
             await asyncio.sleep(max(0.0, due - self._parts.clock()))
             now = self._parts.clock()
             if now - due > _OWN_STALL_S:
-                self._liveness.forgive(now)
+                liveness.forgive(now)
                 continue
-            verdict = self._liveness.verdict(now)
+            verdict = liveness.verdict(now)
             if verdict is not None:
                 raise verdict
+            self._look()
 
 
-async def _reason(side: Coroutine[Any, Any, None]) -> EngineError | None:
+async def _first_reason(*sides: Coroutine[Any, Any, None]) -> EngineError:
+    """Run all sides until the first of them ends; why it did."""
+    tasks = [asyncio.create_task(_reason(side)) for side in sides]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return next(task.result() for task in tasks if task in done)
+
+
+async def _reason(side: Coroutine[Any, Any, None]) -> EngineError:
     """Why `side` ended, as an error of the taxonomy; anything that is not one is a bug and passes."""
     try:
         await side
     except EngineError as error:
         return error
     except TimeoutError:
-        return UnavailableError("the worker did not take or answer a message in time")
-    return None
+        return ConnectionLost("the worker did not take a message in time")
+    return UnavailableError("the plan stream ended")

@@ -13,10 +13,7 @@ from protos.wire.enums import Feature
 from protos.wire.errors import SyncError
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.links.worker_calls import EncodedPlan, encoded
-
-MIN_DELTA_BYTES = 16 * 1024
-"""Below this, making and undoing a delta costs more than sending the plan."""
+from scheduler_svc.links.link_messages import MIN_DELTA_BYTES, EncodedPlan, encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,8 @@ class UnansweredPlans:
         """What the next plan changes."""
         self._digest: bytes | None = None
         """Of it, where it is known."""
+        self.last_seq = 0
+        """Of the newest plan, answered or not."""
         self._gap_seq = 0
         self._gaps_due = 0
         """Answers of that kind still to come from plans that were sent before it was filled."""
@@ -56,6 +55,7 @@ class UnansweredPlans:
             self._last = plan
             self._digest = self._digest if message.is_delta else None
         self._sent[message.seq] = _Sent(plan, message)
+        self.last_seq = message.seq
         return message
 
     def answered(self, seq: int, *, was_refused: bool) -> None:
@@ -92,6 +92,11 @@ class UnansweredPlans:
         messages = self._from(expected_seq)
         self._gap_seq, self._gaps_due = expected_seq, len(messages) - 2  # all behind it but the one that told
         return messages
+
+    def all_again(self) -> list[EncodedPlan]:
+        """What a new stream carries first. Answers of the one before it will not come."""
+        self._gap_seq = self._gaps_due = 0
+        return [sent.message for sent in self._sent.values()]
 
     def _from(self, seq: int) -> list[EncodedPlan]:
         return [sent.message for other, sent in self._sent.items() if other >= seq]

@@ -6,7 +6,6 @@ The only code of the links that knows messages and grpc. Knows nothing of order,
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -23,87 +22,25 @@ from protos.forwardplane.v1.worker_pb2 import (
 )
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceStub
 from protos.service.status import from_rpc_error
-from protos.wire.codec import checksum, decode_result, encode_plan, open_message, worker_info_from_proto
+from protos.wire.codec import decode_result, open_message, worker_info_from_proto
 from protos.wire.enums import Feature, WorkerState
-from protos.wire.errors import SyncError, UnavailableError
+from protos.wire.errors import UnavailableError
 from protos.wire.limits import PROTOCOL_MAX, PROTOCOL_MIN
-from protos.wire.plan import ForwardPlan
-from protos.wire.result import ForwardResult
-from protos.wire.worker_info import WorkerInfo
+from scheduler_svc.links.link_messages import (
+    DrainAnnounced,
+    EncodedPlan,
+    FullPlanNeeded,
+    LinkNack,
+    PlansMissing,
+    Report,
+    StreamAnswer,
+    Term,
+)
 
 if TYPE_CHECKING:  # generic in the type stubs only
     ExecuteCall = grpc.aio.StreamStreamCall[ExecuteRequest, ExecuteReply]
 
 _STATES = MappingProxyType({int(state): state for state in WorkerState})
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPlan:
-    """A plan as it travels. Made by `encoded`."""
-
-    seq: int
-    body: bytes
-    crc32: int
-    is_delta: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DrainAnnounced:
-    """The worker is about to leave."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinkNack:
-    """The worker did not run a plan and the term cannot go on: `stale`, or an answer this release does not know."""
-
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class FullPlanNeeded:
-    """The worker lacks the base of plan `seq`, and dropped what was sent behind it."""
-
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlansMissing:
-    """The worker expects `expected_seq` and got `received_seq`."""
-
-    expected_seq: int
-    received_seq: int
-
-
-StreamAnswer = ForwardResult | DrainAnnounced | FullPlanNeeded | PlansMissing | LinkNack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One report of a worker."""
-
-    incarnation: bytes
-    state: WorkerState | None
-    """None: a state this release does not know."""
-    device_counter: int
-    capture_budget_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """What a successful attach agreed on."""
-
-    worker: str
-    epoch: int
-    term: int
-    info: WorkerInfo
-
-
-def encoded(plan: ForwardPlan) -> EncodedPlan:
-    """The bytes of `plan` and their checksum."""
-    body = encode_plan(plan)
-    return EncodedPlan(plan.identity.seq, body, checksum(body), is_delta=plan.delta is not None)
 
 
 class PlanStream:
@@ -112,21 +49,21 @@ class PlanStream:
     def __init__(self, call: "ExecuteCall") -> None:
         self._call = call
 
-    async def open(self, term: Term) -> None:
-        """Open the stream of a new term.
+    async def open(self, term: Term, *, stream_number: int) -> int:
+        """Open a stream of the term; the seq of the first plan that the worker has not started.
 
         Raises:
-            EngineError: the worker refused, or expects another plan than the first.
+            EngineError: the worker refused.
         """
-        opening = ExecuteOpen(epoch=term.epoch, term=term.term, incarnation=term.info.incarnation, stream_number=1)
+        opening = ExecuteOpen(
+            epoch=term.epoch, term=term.term, incarnation=term.info.incarnation, stream_number=stream_number
+        )
         with _translated():
             await self._write(ExecuteRequest(open=opening))
             reply = await self._call.read()
         if not isinstance(reply, ExecuteReply) or not reply.HasField("opened"):
             raise UnavailableError("the worker did not open the plan stream", field="opened")
-        if reply.opened.expected_seq != 1:
-            message = f"the worker expects plan {reply.opened.expected_seq} in a new term"
-            raise SyncError(message, field="expected_seq")
+        return reply.opened.expected_seq
 
     async def write(self, plan: EncodedPlan) -> None:
         """Send one plan; waits while the worker does not read."""
@@ -174,7 +111,7 @@ class WorkerCalls:
         self._channel = channel
         self._stub = WorkerServiceStub(channel)
 
-    async def attach(self, *, epoch: int, term: int, scheduler_name: str, timeout_s: float) -> WorkerInfo:
+    async def attach(self, worker: str, *, epoch: int, term: int, scheduler_name: str, timeout_s: float) -> Term:
         """Begin a term.
 
         Raises:
@@ -190,7 +127,7 @@ class WorkerCalls:
         )
         with _translated():
             reply = await self._stub.Attach(request, timeout=timeout_s)
-        return worker_info_from_proto(reply)
+        return Term(worker=worker, epoch=epoch, term=term, info=worker_info_from_proto(reply))
 
     def execute(self) -> PlanStream:
         """Start an `Execute` call."""

@@ -19,9 +19,10 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.attachment import check_worker
 from scheduler_svc.links.epoch import EpochSource
 from scheduler_svc.links.fingerprints import ExpectedModel, check_model
+from scheduler_svc.links.recorder import PlanRecorder
 from scheduler_svc.links.session import LinkListener, SessionParts, SessionSettings, WorkerSession
 from scheduler_svc.links.statistics import LinkCounts
-from scheduler_svc.links.worker_calls import Term, WorkerCalls
+from scheduler_svc.links.worker_calls import WorkerCalls
 from scheduler_svc.metrics import LinkMetrics
 
 _logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class LinkParts:
     expected: ExpectedModel
     open_channel: Callable[[str], grpc.aio.Channel]
     clock: Callable[[], float]
+    recorder: PlanRecorder | None = None
 
 
 class WorkerLink:
@@ -77,7 +79,7 @@ class WorkerLink:
     @property
     def info(self) -> WorkerInfo | None:
         """What the attached worker said of itself; None while none is."""
-        return None if self._session is None else self._session.info
+        return None if self._session is None else self._session.term.info
 
     @property
     def state(self) -> WorkerState | None:
@@ -108,42 +110,43 @@ class WorkerLink:
         self._term += 1
         calls = WorkerCalls(self._parts.open_channel(self.worker))
         try:
-            term = await self._attach(calls)
-            return await self._serve(calls, term)
+            return await self._serve(await self._attach(calls))
         except EngineError as error:
             self._attach_failed(error)
             return error
         finally:
             await calls.close()
 
-    async def _attach(self, calls: WorkerCalls) -> Term:
-        epoch = self._parts.epoch.current()
-        info = await calls.attach(
-            epoch=epoch,
+    async def _attach(self, calls: WorkerCalls) -> WorkerSession:
+        term = await calls.attach(
+            self.worker,
+            epoch=self._parts.epoch.current(),
             term=self._term,
             scheduler_name=self._settings.scheduler_name,
             timeout_s=self._settings.attach_timeout_s,
         )
-        check_model(info, self._parts.expected)
-        check_worker(info)
-        return Term(worker=self.worker, epoch=epoch, term=self._term, info=info)
-
-    async def _serve(self, calls: WorkerCalls, term: Term) -> EngineError:
-        _logger.info("worker attached", extra={"worker": self.worker, "epoch": term.epoch, "term": term.term})
-        self._was_attached = True
-        self._last_failure = ""
-        self._parts.metrics.workers.epoch.set(term.epoch)
-        begun = self._parts.clock()
+        check_model(term.info, self._parts.expected)
+        check_worker(term.info)
         session_parts = SessionParts(
             listener=self._parts.listener,
             metrics=self._parts.metrics,
             counts=self.counts,
             settings=self._settings.session,
             clock=self._parts.clock,
+            recorder=self._parts.recorder,
         )
-        self._session = WorkerSession(calls, term=term, parts=session_parts)
+        return WorkerSession(calls, term=term, parts=session_parts)
+
+    async def _serve(self, session: WorkerSession) -> EngineError:
+        term = session.term
+        _logger.info("worker attached", extra={"worker": self.worker, "epoch": term.epoch, "term": term.term})
+        self._was_attached = True
+        self._last_failure = ""
+        self._parts.metrics.workers.epoch.set(term.epoch)
+        begun = self._parts.clock()
+        self._session = session
         try:
-            reason = await self._session.run()
+            reason = await session.run()
         finally:
             self._session = None
         if self._parts.clock() - begun > self._settings.reattach_max_s:

@@ -20,6 +20,7 @@ from scheduler_svc.core.events import (
     ResultReceived,
     SendPlan,
     WorkerAttached,
+    WorkerEvent,
     WorkerLost,
 )
 from scheduler_svc.core.scheduler import step
@@ -33,7 +34,9 @@ from scheduler_svc.metrics import LinkMetrics, create_metrics
 from worker_svc.executor import Executor
 
 WORKER = "w0"
-SESSION = SessionSettings(open_timeout_s=10.0, plan_timeout_s=60.0, report_interval_ms=250, report_lost_s=30.0)
+SESSION = SessionSettings(
+    open_timeout_s=10.0, plan_timeout_s=60.0, report_interval_ms=250, report_late_s=30.0, report_lost_s=30.0
+)
 
 
 class OneProcess:
@@ -85,7 +88,7 @@ class OverGrpc:
             ),
         )
 
-    def worker_event(self, event: WorkerAttached | WorkerLost | ResultReceived) -> None:
+    def worker_event(self, event: WorkerEvent) -> None:
         assert self._is_leaving or not isinstance(event, WorkerLost), "the worker was lost"
         self._events.append(event)
         self._wake.set()

@@ -155,6 +155,10 @@ class FakeWorker:
             for sub_pool, pool in enumerate(self._info.sub_pools)
         ]
 
+    @property
+    def next_seq(self) -> int:
+        return self._next_seq
+
     def close(self) -> None:
         self._ring.clear()
 

@@ -35,7 +35,10 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.worker = FakeWorker(info)
         self.highest = (0, 0)
         self.attaches: list[tuple[int, int]] = []
-        self.expected_seq_at_open = 1
+        self.expected_seq_at_open: int | None = None
+        """None: what the worker has not executed."""
+        self.openings: list[tuple[int, int, int]] = []
+        self._results: dict[int, ExecuteReply] = {}
         self.answer: Callable[[ForwardPlan], ExecuteReply | EngineError | None] = lambda plan: None
         """What to answer to a plan instead of its result; an error ends the stream."""
         self.released = asyncio.Event()
@@ -74,6 +77,7 @@ class FakeWorkerServer(WorkerServiceServicer):
         self.highest = pair
         self.attaches.append(pair)
         self.worker.reset()
+        self._results.clear()
         return worker_info_to_proto(self.info)
 
     @override
@@ -85,7 +89,9 @@ class FakeWorkerServer(WorkerServiceServicer):
         assert opening.incarnation == self.info.incarnation
         pair = (opening.epoch, opening.term)
         assert pair == self.highest
-        yield ExecuteReply(opened=Opened(expected_seq=self.expected_seq_at_open))
+        self.openings.append((*pair, opening.stream_number))
+        expected_seq = self.expected_seq_at_open or self.worker.next_seq
+        yield ExecuteReply(opened=Opened(expected_seq=expected_seq))
         while (request := await _next_unless(iterator, broken)) is not None:
             if pair != self.highest:
                 raise StaleEpoch("another scheduler", highest_epoch=self.highest[0], highest_term=self.highest[1])
@@ -110,9 +116,12 @@ class FakeWorkerServer(WorkerServiceServicer):
         other = self.answer(plan)
         if other is not None:
             return other
-        body = encode_result(self.worker.execute(plan))
-        self._counter += 1
-        return ExecuteReply(result=ResultMessage(body=body, crc32=checksum(body)))
+        seq = plan.identity.seq
+        if seq not in self._results:
+            body = encode_result(self.worker.execute(plan))
+            self._results[seq] = ExecuteReply(result=ResultMessage(body=body, crc32=checksum(body)))
+            self._counter += 1
+        return self._results[seq]
 
 
 async def _next_unless(iterator, broken: asyncio.Event):

@@ -22,6 +22,10 @@ class Shape:
     vocab_size: int = 300
     context_tokens: int = 512
     is_tied: bool = True
+    window: int = 0
+    """Of Gemma 3's windowed layers."""
+    full_every: int | None = None
+    """Said in the file, if not None."""
 
 
 def _tokens(vocab_size: int) -> list[str]:
@@ -35,7 +39,11 @@ def _tokens(vocab_size: int) -> list[str]:
 def metadata(shape: Shape) -> list[bytes]:
     name = shape.architecture
     count = shape.vocab_size
+    windows = [g.entry(f"{name}.attention.sliding_window", g.U32, shape.window)] if shape.window else []
+    if shape.full_every is not None:
+        windows.append(g.entry(f"{name}.attention.sliding_window_pattern", g.U32, shape.full_every))
     return [
+        *windows,
         g.entry("general.architecture", g.STRING, name),
         g.entry(f"{name}.block_count", g.U32, shape.num_layers),
         g.entry(f"{name}.context_length", g.U32, shape.context_tokens),
@@ -74,6 +82,10 @@ def parameters(shape: Shape, *, seed: int = 0) -> dict[str, np.ndarray]:
     }
     if shape.architecture == "qwen2":
         shapes |= {"attn_q.bias": (q_width,), "attn_k.bias": (kv_width,), "attn_v.bias": (kv_width,)}
+    if shape.architecture in ("qwen3", "gemma3"):
+        shapes |= {"attn_q_norm.weight": (shape.head_dim,), "attn_k_norm.weight": (shape.head_dim,)}
+    if shape.architecture == "gemma3":
+        shapes |= {"post_attention_norm.weight": (shape.hidden_size,), "post_ffw_norm.weight": (shape.hidden_size,)}
     found = {
         f"blk.{layer}.{name}": rng.normal(size=size) * (0.2 if len(size) > 1 else 0.5) + ("norm" in name)
         for layer in range(shape.num_layers)

@@ -99,6 +99,12 @@ class SamplingGroup:
     rules: Mapping[int, LogitRules] = field(default_factory=dict)
     """By place in [K]: what changes the row's logits first. Rows without rules are absent."""
 
+    def is_greedy(self) -> Array:
+        """[K] bool: the row's token is the arg-max of its logits."""
+        greedy: Array = self.temperatures == 0
+        greedy[list(self.rules)] = False
+        return greedy
+
     def check(self, *, num_reqs: int, num_logits: int) -> None:
         """Assert one element per sampled row and ascending rows."""
         columns = (self.positions, self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.seeds)
@@ -114,6 +120,18 @@ class SamplingGroup:
     def trim(self) -> "SamplingGroup":
         """Itself."""
         return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BestLogits:
+    """The arg-max of K rows of logits, and where the logits of each row are. Host arrays."""
+
+    ids: Array
+    """[K] int64: lowest id of the largest value."""
+    values: Array
+    """[K] float32: that value, NaN if the row holds one."""
+    places: Array
+    """[K] int64: the row's place among the logits that were written; -1: they were not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,6 +167,11 @@ class LogprobGroup:
     prompt: PromptLogprobGroup | None = None
     """Of input tokens; None: none."""
 
+    def is_wanted(self) -> Array:
+        """[K] bool: the row returns some of its sampled token."""
+        wanted: Array = self.wanted | (self.top_counts > 0)
+        return wanted
+
     def check(self, *, num_reqs: int, num_tokens: int, num_logits: int) -> None:
         """Assert one element per sampled row, and that positions are inside the batch."""
         assert self.wanted.shape == self.top_counts.shape == (num_logits,)
@@ -162,6 +185,16 @@ class LogprobGroup:
     def trim(self) -> "LogprobGroup":
         """Itself."""
         return self
+
+
+def wants_logits(sampling: SamplingGroup | None, logprobs: LogprobGroup | None, *, num_logits: int) -> Array:
+    """[num_logits] bool: sampled rows of which more than the arg-max is needed. Padding, which is last, needs none."""
+    wants = np.zeros(num_logits, bool)
+    if sampling is not None:
+        wants[: len(sampling.rows)] = ~sampling.is_greedy()
+    if logprobs is not None:
+        wants[: len(logprobs.wanted)] |= logprobs.is_wanted()
+    return wants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -37,6 +37,8 @@ def native_source(folder: ModelFolder) -> NativeSource:
         InvalidModelFile: the weight file is damaged, or is not the one the folder was made with.
         UnsupportedFeature: the native kernels do not compute this model; torch may.
     """
+    if folder.weights.is_dir():
+        raise UnsupportedFeature("the native kernels read GGUF files, the weights are safetensors", field="kernels")
     header = read_gguf_header(folder.weights)
     config = checked_config(header, folder)
     try:

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from protos.service.gguf_header import GgufHeader, read_gguf_header, shown
 from protos.service.model_files import ModelFolder
+from protos.service.safetensors_folder import StoredTensor, read_safetensors_folder
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 from worker_svc.forward_context import ForwardContext
 from worker_svc.models import gemma3, llama, qwen3
+from worker_svc.models.hub_config import hub_model_config, hub_tensors, with_hubs_norms
 from worker_svc.models.model_config import ModelConfig, read_model_config
-from worker_svc.models.weights import ParameterSpec, check_fingerprint, load_parameters
+from worker_svc.models.weights import ParameterSpec, check_fingerprint, load_parameters, stored_tensors
 from worker_svc.numerics import Numerics
 
 logger = logging.getLogger(__name__)
@@ -75,14 +77,14 @@ def load_model(folder: ModelFolder, *, numerics: Numerics, dtype: torch.dtype, d
         InvalidModelFile: the weight file is damaged, or is not the one the folder was made with.
         UnsupportedFeature: no family here computes this architecture.
     """
-    header = read_gguf_header(folder.weights)
-    config = checked_config(header, folder)
+    config, stored = _read_weights(folder)
     check_fingerprint(folder.weights, folder.card.weights_fingerprint)
     family = FAMILIES[config.architecture]
-    loaded = load_parameters(folder.weights, header, family.parameter_table(config), dtype=dtype, device=device)
+    loaded = load_parameters(stored, family.parameter_table(config), dtype=dtype, device=device)
     if loaded.extra:
         logger.warning("tensors without a use", extra={"count": len(loaded.extra), "first": loaded.extra[0]})
-    model = family.build(config, loaded.tensors, numerics)
+    tensors = loaded.tensors if folder.weights.is_file() else with_hubs_norms(loaded.tensors, config)
+    model = family.build(config, tensors, numerics)
     return LoadedModel(model=model, config=config, extra_tensors=loaded.extra)
 
 
@@ -93,7 +95,19 @@ def checked_config(header: GgufHeader, folder: ModelFolder) -> ModelConfig:
         InvalidModelFile: the header is damaged, or describes another model than the card.
         UnsupportedFeature: no family here computes this architecture.
     """
-    config = _config(header)
+    return _same_as_card(_config(header), folder)
+
+
+def _read_weights(folder: ModelFolder) -> tuple[ModelConfig, Mapping[str, StoredTensor]]:
+    if folder.weights.is_file():
+        header = read_gguf_header(folder.weights)
+        return checked_config(header, folder), stored_tensors(folder.weights, header)
+    hub = read_safetensors_folder(folder.weights)
+    config = _same_as_card(hub_model_config(hub), folder)
+    return config, hub_tensors(hub, config, FAMILIES[config.architecture].parameter_table(config))
+
+
+def _same_as_card(config: ModelConfig, folder: ModelFolder) -> ModelConfig:
     if config.context_tokens != folder.card.context_tokens or config.vocab_size != folder.card.vocab_size:
         raise InvalidModelFile(
             "model.json does not describe the weights beside it: fetch the model anew", field="model"

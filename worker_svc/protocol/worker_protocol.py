@@ -54,6 +54,8 @@ class WorkerProtocol:
         self._attachment = Attachment(info)
         self._order = self._new_order()
         self._device = DeviceUse.IDLE
+        self._resetting: Fence | None = None
+        """The pair that the executor is, or was last, reset for; a higher one may have come meanwhile."""
         self._stream: int | None = None
         self._stream_number = 0
         self._has_all_requests = False
@@ -84,6 +86,8 @@ class WorkerProtocol:
         self._device = DeviceUse.IDLE
         if self._is_stopping:
             return [Stopped()]
+        if self._resetting != self._attachment.highest:
+            return self._reset_when_idle()
         return self._attachment.complete()
 
     # --- the plan stream
@@ -252,7 +256,8 @@ class WorkerProtocol:
         if self._is_stopping:
             return [Stopped()]
         self._device = DeviceUse.RESETTING
-        return [ResetExecutor(self._attachment.highest)]
+        self._resetting = self._attachment.highest
+        return [ResetExecutor(self._resetting)]
 
     def _refuse_stream(self, stream: int, error: EngineError) -> list[Action]:
         return self._end_stream(error) if stream == self._stream else [EndStream(stream, error)]

@@ -43,12 +43,15 @@ class DeviceProgress:
     bubble_ns: int = 0
     """Of that, the time before a plan that carries on a request of the plan before it."""
     is_busy: bool = False
+    budget_ms: int = 0
+    """Time that the piece of work may take; 0: nobody said."""
     since_ns: int = 0
     """When the device last became busy or idle."""
 
-    def taken(self, now_ns: int) -> "DeviceProgress":
+    def taken(self, now_ns: int, *, budget_ms: int = 0) -> "DeviceProgress":
         """The thread begins a piece of work."""
-        return replace(self, is_busy=True, since_ns=now_ns, idle_ns=self.idle_ns + now_ns - self.since_ns)
+        idle_ns = self.idle_ns + now_ns - self.since_ns
+        return replace(self, is_busy=True, budget_ms=budget_ms, since_ns=now_ns, idle_ns=idle_ns)
 
     def finished(self, now_ns: int) -> "DeviceProgress":
         """The piece of work is done."""
@@ -97,7 +100,8 @@ class DeviceWork:
         run = planned.run or self.stage(plan)
         taken_ns = self._clock_ns()
         waited_ns = taken_ns - self.progress.since_ns
-        self.progress = replace(self.progress.taken(taken_ns), last_started_seq=plan.identity.seq)
+        progress = self.progress.taken(taken_ns, budget_ms=plan.identity.budget_ms)
+        self.progress = replace(progress, last_started_seq=plan.identity.seq)
         result = run()
         self.progress = _counted(self.progress.finished(self._clock_ns()), result)
         handles = plan.rows.handles

@@ -17,6 +17,7 @@ from worker_svc.rpc.device_thread import DeviceThread
 from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.loaded_worker import LoadedWorker, load
 from worker_svc.rpc.reports import Reporter
+from worker_svc.rpc.watchdog import DeviceWatchdog
 from worker_svc.rpc.worker_servicer import WorkerServicer
 from worker_svc.rpc.worker_status import WorkerStatus
 
@@ -40,6 +41,7 @@ class WorkerService:
         self._servicer = WorkerServicer(self._status, self._reporter)
         self._device: DeviceThread | None = None
         self._worker: LoadedWorker | None = None
+        self._watchdog: DeviceWatchdog | None = None
 
     async def run(self) -> ExitCode:
         """Serve until a signal, a failure or `lifecycle.request_stop`; the code to exit with."""
@@ -62,6 +64,8 @@ class WorkerService:
         worker = await load(self._device, self._build, self._metrics)
         self._worker = worker
         self._reporter.watch(worker.info, worker.work)
+        self._watchdog = DeviceWatchdog(lambda: worker.work.progress)
+        self._watchdog.start()
         self._servicer.serve(worker.loop, worker.intake)
         await self._status.set(WorkerState.SERVING)
         self.lifecycle.spawn("device", self._until_failure(worker))
@@ -78,6 +82,8 @@ class WorkerService:
                 await self._worker.release()
         finally:
             self._status.is_leaving.set()
+            if self._watchdog is not None:
+                self._watchdog.stop()
         if self._device is not None:
             await self._end_thread(self._device)
 

@@ -79,8 +79,20 @@ def device_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
     return _torch_side(folder, settings)
 
 
+def _usable_cores() -> int:
+    """Physical cores that this process may run on."""
+    return max(1, min(psutil.cpu_count(logical=False) or 1, len(psutil.Process().cpu_affinity())))
+
+
 def _threads(settings: ExecutorSettings) -> int:
-    return settings.threads or psutil.cpu_count(logical=False) or 1
+    """As many as are asked for, or the usable cores; says what is slower than it could be."""
+    cores = _usable_cores()
+    threads = settings.threads or cores
+    if threads > cores:
+        logger.warning("more threads than cores: they wait for each other", extra={"threads": threads, "cores": cores})
+    elif cores == 1:
+        logger.warning("one core: steps take turns on it with the scheduler and its callers", extra={"cores": cores})
+    return threads
 
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
@@ -105,10 +117,10 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
 
 
 def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
-    torch.set_num_threads(_threads(settings))
+    threads = _threads(settings)
+    torch.set_num_threads(threads)
     dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
     numerics = numerics_by_name(settings.numerics, dtype=dtype, device=device)
-    threads = _threads(settings)
     stack = ModelStack(StackSettings(executor=settings, numerics=numerics, dtype=dtype, device=device, threads=threads))
     _build(stack, folder)
     return DeviceSide(

@@ -38,7 +38,7 @@ class ExecutorSettings:
     window: int = 2
     """Most plans in flight."""
     threads: int | None = None
-    """CPU threads of one operator. None: the physical cores."""
+    """CPU threads of one operator. None: the physical cores, or as many of them as shorten native steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,21 @@ The CPU's path for fast numerics. Takes every batch. Guards: a row's logits have
 chunking.
 """
 
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.errors import KernelError
-from kernels.native_model import NativeModel, StepInput, StepPages
+from kernels.native_model import NativeModel, StepInput, StepOutput, StepPages
 from protos.wire.enums import GraphRefusal
 from protos.wire.errors import DeviceFault
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.page_group import PageGroup
+from worker_svc.batch.row_groups import BestLogits, wants_logits
 from worker_svc.model_runner import RunnerOutput
+from worker_svc.runners.thread_choice import ThreadChoice
 
 
 class NativeRunner:
@@ -22,8 +26,10 @@ class NativeRunner:
 
     replays_graphs = False
 
-    def __init__(self, model: NativeModel) -> None:
+    def __init__(self, model: NativeModel, *, most_threads: int | None = None) -> None:
+        """Steps get up to `most_threads`, as many as measured times say; None: as many as the pool has."""
         self._model = model
+        self._threads = None if most_threads is None else ThreadChoice(most_threads)
 
     def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:  # noqa: ARG002 - the protocol's signature
         """Never."""
@@ -35,8 +41,10 @@ class NativeRunner:
         Raises:
             DeviceFault: the kernels refused what validation let through; nothing was computed.
         """
+        wanted = wants_logits(batch.sampling, batch.logprobs, num_logits=batch.num_logits)
+        inputs = _step_input(batch, wanted=wanted)
         try:
-            output = self._model.step(_step_input(batch))
+            output = self._step(inputs)
         except KernelError as error:
             raise DeviceFault(f"native kernels: {error}") from error
         assert output.last_hidden is not None, "asked for"
@@ -44,6 +52,11 @@ class NativeRunner:
             last_hidden=torch.from_numpy(output.last_hidden),
             logits=torch.from_numpy(output.logits),
             finite=torch.from_numpy(output.finite),
+            best=BestLogits(
+                ids=output.best_ids.astype(np.int64),
+                values=output.best_logits,
+                places=np.where(wanted, np.cumsum(wanted) - 1, -1),
+            ),
             hidden=None if output.all_hidden is None else torch.from_numpy(output.all_hidden),
         )
 
@@ -58,8 +71,20 @@ class NativeRunner:
         except KernelError as error:
             raise DeviceFault(f"native kernels: {error}") from error
 
+    def _step(self, inputs: StepInput) -> StepOutput:
+        if self._threads is None:
+            return self._model.step(inputs)
+        num_tokens = len(inputs.input_ids)
+        threads = self._threads.before(num_tokens)
+        if threads != self._model.pool.threads:
+            self._model.pool.set_threads(threads)
+        begin = time.perf_counter()
+        output = self._model.step(inputs)
+        self._threads.after(num_tokens, threads=threads, seconds=time.perf_counter() - begin)
+        return output
 
-def _step_input(batch: ForwardBatch) -> StepInput:
+
+def _step_input(batch: ForwardBatch, *, wanted: np.ndarray) -> StepInput:
     qo_indptr = np.zeros(batch.num_reqs + 1, np.int32)
     np.cumsum(batch.query_lens_host(), out=qo_indptr[1:])
     return StepInput(
@@ -69,7 +94,7 @@ def _step_input(batch: ForwardBatch) -> StepInput:
         seq_lens=batch.seq_lens_host,
         pages=tuple(_step_pages(group) for group in batch.page_groups),
         out_tokens=batch.logits_rows.numpy().astype(np.int32),
-        wants_logits=np.ones(batch.num_logits, np.bool_),
+        wants_logits=wanted,
         wants_hidden=True,
         wants_all_hidden=batch.wants_all_hidden,
     )

@@ -96,7 +96,8 @@ class NativeStack:
     def make_runners(self) -> None:
         """Make the execution path."""
         self._order.enter(BuildStep.RUNNERS)
-        self.runner = NativeRunner(self.weights.model)
+        most_threads = self.weights.threads.threads if self._settings.threads is None else None
+        self.runner = NativeRunner(self.weights.model, most_threads=most_threads)
 
     def close(self) -> None:
         """Free what was made so far. Safe to repeat."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.errors import KernelError
-from kernels.native import Native, ThreadPool, load_native
+from kernels.native import MAX_THREADS, Native, ThreadPool, load_native
 from kernels.native_model import NativeModel
 from kernels.native_spec import NativeLimits
 from kernels.native_types import PAGE_SIZE
@@ -56,7 +56,7 @@ def pack_weights(folder: ModelFolder, settings: ExecutorSettings, *, threads: in
     """
     native = _library(settings)
     source = native_source(folder)
-    pool = ThreadPool(native, threads=threads)
+    pool = ThreadPool(native, threads=min(threads, MAX_THREADS))
     try:
         model = _packed(source, settings, threads=pool)
     except UnsupportedFeature:

@@ -5,12 +5,14 @@ batch-mates (count, filters, place in the batch) can change a bit of its result.
 """
 
 import numpy as np
-import torch
 
 Array = np.ndarray
 
-_FEW = 256
-"""Up to here selecting the best values beats sorting all."""
+_GROUPS_PER_ID = 8
+_LEAST_DEPTH = 3
+"""With fewer values a group, sorting all of them is as fast."""
+_NUCLEUS_STEPS = (256, 2048)
+"""Best values among which a nucleus is looked for before the whole row is sorted."""
 
 
 def scaled_row(row: Array, *, best: np.float32, temperature: np.float32) -> Array:
@@ -36,51 +38,56 @@ def surviving_ids(scaled: Array, *, top_k: int, top_p: float, min_p: float, floo
     lowest = np.float32(floor)
     if top_k == 0 and top_p >= 1:
         return np.flatnonzero(scaled >= lowest)
-    ranked = best_values(scaled, top_k) if top_k else None
-    if top_p < 1:
-        ranked = _nucleus_of_row(scaled, top_p) if ranked is None else _nucleus(ranked, top_p, total=_mass(ranked))
-    assert ranked is not None
-    ids = _ids_of_best(scaled, ranked)
+    if top_k:
+        ids = ranked_ids(scaled, top_k)
+        if top_p < 1:
+            ids = ids[: _nucleus_size(scaled[ids], top_p, total=_mass(scaled[ids]))]
+    else:
+        ids = _nucleus_of_row(scaled, top_p)
     return ids[scaled[ids] >= lowest]
 
 
 def ranked_ids(values: Array, count: int) -> Array:
-    """[min(count, len(values))] int64: ids of the largest values, best first, ties by lowest id."""
-    ids = np.sort(_ids_of_best(values, best_values(values, count)))
-    return ids[np.argsort(-values[ids], kind="stable")]
+    """[min(count, len(values))] int64: ids of the largest values, best first, ties by lowest id. No NaN."""
+    bound = _lower_bound(values, count)
+    ids = np.flatnonzero(values >= bound if bound > -np.inf else values > bound)
+    ids = ids[np.argsort(-values[ids], kind="stable")][:count]
+    missing = min(count, len(values)) - len(ids)
+    return ids if missing == 0 else np.concatenate([ids, np.flatnonzero(values == bound)[:missing]])
 
 
-def best_values(values: Array, count: int) -> Array:
-    """[min(count, len(values))] float32: the largest values, best first."""
-    if count <= min(_FEW, len(values)):
-        return torch.topk(torch.from_numpy(values), count).values.numpy()
-    return np.sort(values)[::-1][:count]
+def _lower_bound(values: Array, count: int) -> np.float32:
+    """A number that at least `count` of `values` reach, and few more; -inf if that many are hard to tell apart.
 
-
-def _ids_of_best(values: Array, ranked: Array) -> Array:
-    """Ids that have the values `ranked`, the best of `values`; of equal ones at the border the lowest."""
-    border = ranked[-1]
-    above = np.flatnonzero(values > border)
-    at_border = np.flatnonzero(values == border)
-    return np.concatenate([above, at_border[: len(ranked) - len(above)]])
+    Values are dealt out to groups: the count-th largest of the groups' maxima has `count` values at or above it.
+    """
+    num_groups = _GROUPS_PER_ID * count
+    depth = len(values) // num_groups
+    if depth < _LEAST_DEPTH:
+        return np.float32(-np.inf)
+    best = values[: depth * num_groups].reshape(depth, num_groups).max(axis=0)
+    bound: np.float32 = np.partition(best, num_groups - count)[num_groups - count]
+    return bound
 
 
 def _nucleus_of_row(scaled: Array, top_p: float) -> Array:
-    """Values of the whole row's nucleus, best first; the row is sorted only where a few values hold too little mass."""
+    """Ids of the whole row's nucleus, best first; the row is sorted only where a few values hold too little mass."""
     total = _mass(scaled)
-    for count in (_FEW, len(scaled)):
-        ranked = best_values(scaled, count)
-        nucleus = _nucleus(ranked, top_p, total=total)
-        if len(nucleus) < len(ranked):
-            return nucleus
-    return ranked
+    for count in _NUCLEUS_STEPS:
+        if count < len(scaled):
+            ids = ranked_ids(scaled, count)
+            size = _nucleus_size(scaled[ids], top_p, total=total)
+            if size < count:
+                return ids[:size]
+    ids = ranked_ids(scaled, len(scaled))
+    return ids[: _nucleus_size(scaled[ids], top_p, total=total)]
 
 
-def _nucleus(ranked: Array, top_p: float, *, total: np.float64) -> Array:
-    """The shortest prefix of `ranked` that holds `top_p` of the mass; the value that crosses is in."""
+def _nucleus_size(ranked: Array, top_p: float, *, total: np.float64) -> int:
+    """Length of the shortest prefix of `ranked` that holds `top_p` of the mass; the value that crosses is in."""
     before = np.zeros(len(ranked), np.float64)
     np.cumsum(np.exp(ranked[:-1]), dtype=np.float64, out=before[1:])
-    return ranked[: np.searchsorted(before, top_p * total, side="left")]
+    return int(np.searchsorted(before, top_p * total, side="left"))
 
 
 def _mass(values: Array) -> np.float64:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from worker_svc.batch.row_groups import LogprobGroup
+from worker_svc.batch.row_groups import BestLogits, LogprobGroup
 from worker_svc.sampling.candidates import ranked_ids
 from worker_svc.sampling.sampler import SampledRows, host_rows
 
@@ -30,15 +30,21 @@ class SampledLogprobs:
     """[sum(top_counts)] float32"""
 
 
-def sampled_logprobs(logits: Tensor, sampled: SampledRows, group: LogprobGroup) -> SampledLogprobs:
-    """What `group` asks for, of `logits` [K, logits_width] float32. Rows without a token give nothing."""
+def sampled_logprobs(
+    logits: Tensor, sampled: SampledRows, group: LogprobGroup, *, best: BestLogits | None = None
+) -> SampledLogprobs:
+    """What `group` asks for, of `logits` [K, logits_width] float32, or at the places that `best` names.
+
+    Rows without a token give nothing.
+    """
     tokens = np.zeros(len(group.wanted), np.float32)
     is_drawn = sampled.finite & sampled.has_candidate
     top_counts = np.where(is_drawn, np.minimum(group.top_counts, logits.shape[-1]), 0)
     top_ids: list[Array] = [np.empty(0, np.int64)]
     top_values: list[Array] = [np.empty(0, np.float32)]
-    rows = np.flatnonzero(is_drawn & (group.wanted | (group.top_counts > 0)))
-    for k, row in zip(rows, host_rows(logits, rows), strict=True):
+    rows = np.flatnonzero(is_drawn & group.is_wanted())
+    places = rows if best is None else best.places[rows]
+    for k, row in zip(rows, host_rows(logits, places), strict=True):
         normalizer = log_normalizer(row)
         if group.wanted[k]:
             tokens[k] = np.float64(row[sampled.token_ids[k]]) - normalizer

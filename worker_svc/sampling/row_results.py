@@ -12,7 +12,7 @@ from protos.wire.enums import RowFailure, RowStatus
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ResultColumns, ResultHiddenStates, ResultLogprobs
 from worker_svc.batch.forward_batch import ForwardBatch
-from worker_svc.batch.row_groups import LogprobGroup, SamplingGroup
+from worker_svc.batch.row_groups import BestLogits, LogprobGroup, SamplingGroup
 from worker_svc.sampling.input_results import InputResults
 from worker_svc.sampling.logprobs import SampledLogprobs, sampled_logprobs
 from worker_svc.sampling.prompt_logprobs import OutputLayer, block_rows, prompt_logprobs
@@ -39,17 +39,23 @@ class RowResults:
         self._block_rows = block_rows(logits_width)
 
     def add_sampled(
-        self, logits: Tensor, group: SamplingGroup, *, first_row: int, wanted: LogprobGroup | None = None
+        self,
+        logits: Tensor,
+        group: SamplingGroup,
+        *,
+        first_row: int,
+        wanted: LogprobGroup | None = None,
+        best: BestLogits | None = None,
     ) -> None:
         """Sample a forward whose first row is `first_row` of the plan, with the log-probabilities it wants."""
-        sampled = sample(logits, group)
+        sampled = sample(logits, group, best=best)
         rows = first_row + group.rows
         self._statuses[rows] = RowStatus.TOKEN
         self._token_ids[rows] = sampled.token_ids
         self._finite[rows] &= sampled.finite
         self._has_candidate[rows] = sampled.has_candidate
         if wanted is not None:
-            self._add_logprobs(sampled_logprobs(logits, sampled, wanted), rows)
+            self._add_logprobs(sampled_logprobs(logits, sampled, wanted, best=best), rows)
 
     def add_finite(self, finite: Array, *, first_row: int) -> None:
         """[num_reqs] bool of that forward: whether each row's last hidden state is finite, sampling or not."""

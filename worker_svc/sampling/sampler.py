@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.row_groups import SamplingGroup
+from worker_svc.batch.row_groups import BestLogits, SamplingGroup
 from worker_svc.sampling.candidates import scaled_row, surviving_ids
 from worker_svc.sampling.philox import GUMBEL_MAX, gumbels, noise_words
 from worker_svc.sampling.ruled_row import ruled_row
@@ -21,6 +21,7 @@ Array = np.ndarray
 _ROWS_PER_BLOCK = 16
 _ROUNDING_MARGIN = 1e-3
 _NEAR = np.float32(-4.0)
+_FEW = 256
 _NO_ID = np.iinfo(np.int64).max
 
 
@@ -36,18 +37,24 @@ class SampledRows:
     """[K] bool: the row's rules left an id with a finite logit. Not above `finite`."""
 
 
-def sample(logits: Tensor, group: SamplingGroup) -> SampledRows:
-    """The tokens of `logits` [K, logits_width] float32; the logits are untouched."""
-    best_ids, best_values = best_of_rows(logits)
-    finite = np.isfinite(best_values)
+def sample(logits: Tensor, group: SamplingGroup, *, best: BestLogits | None = None) -> SampledRows:
+    """The tokens of the K rows; the logits are untouched.
+
+    Args:
+        logits: [K, logits_width] float32; with `best`, rows that are not plainly greedy, at the places it names.
+        group: how each row samples.
+        best: the arg-max of each row, where it is known already.
+    """
+    best = best or best_of_rows(logits)
+    finite = np.isfinite(best.values)
     has_candidate = finite.copy()
-    token_ids = np.where(finite, best_ids, 0)
+    token_ids = np.where(finite, best.ids, 0)
     has_rules = np.zeros(len(finite), bool)
     has_rules[list(group.rules)] = True
     worked_rows = np.flatnonzero(finite & ((group.temperatures > 0) | has_rules))
     for begin in range(0, len(worked_rows), _ROWS_PER_BLOCK):
         block = worked_rows[begin : begin + _ROWS_PER_BLOCK]
-        rows = host_rows(logits, block)
+        rows = host_rows(logits, best.places[block])
         for place, k in enumerate(block.tolist()):
             if has_rules[k]:
                 rows[place] = ruled_row(rows[place], group.rules[k])
@@ -61,14 +68,15 @@ def sample(logits: Tensor, group: SamplingGroup) -> SampledRows:
     return SampledRows(token_ids=token_ids.astype(np.int32), finite=finite, has_candidate=has_candidate)
 
 
-def best_of_rows(logits: Tensor) -> tuple[Array, Array]:
-    """([K] int64 lowest id of the largest value, [K] float32 that value, NaN if the row holds one)."""
+def best_of_rows(logits: Tensor) -> BestLogits:
+    """Of [K, logits_width] float32."""
+    places = np.arange(len(logits))
     if logits.device.type == "cpu":
         host = logits.detach().numpy()
         ids = host.argmax(axis=-1)
-        return ids, host[np.arange(len(ids)), ids]
+        return BestLogits(ids=ids, values=host[places, ids], places=places)
     values, device_ids = torch.max(logits, dim=-1)
-    return device_ids.cpu().numpy(), values.cpu().numpy()
+    return BestLogits(ids=device_ids.cpu().numpy(), values=values.cpu().numpy(), places=places)
 
 
 def host_rows(logits: Tensor, rows: Array) -> list[Array]:
@@ -82,7 +90,7 @@ def host_rows(logits: Tensor, rows: Array) -> list[Array]:
 def _draw(rows: list[Array], block: Array, *, group: SamplingGroup, best_ids: Array) -> Array:
     """[len(block)] int64: one drawn id per row. Only integer and elementwise work spans rows."""
     noise = _Noise(group, block)
-    best_noise = noise.of(np.arange(len(block)), best_ids)
+    floors = _floors(noise, group.top_ks[block], best_ids=best_ids)
     survivors: list[_Candidates] = []
     for place, (row, k, best_id) in enumerate(zip(rows, block, best_ids, strict=True)):
         scaled = scaled_row(row, best=row[best_id], temperature=group.temperatures[k])
@@ -91,19 +99,29 @@ def _draw(rows: list[Array], block: Array, *, group: SamplingGroup, best_ids: Ar
             top_k=int(group.top_ks[k]),
             top_p=float(group.top_ps[k]),
             min_p=float(group.min_ps[k]),
-            floor=_floor(best_noise[place]),
+            floor=floors[place],
         )
         survivors.append(_Candidates(ids, scaled[ids]))
     # Most rows are decided by the ids near the best one: their best score rules out most of the others unseen.
-    near = [candidates.where(candidates.values >= _NEAR) for candidates in survivors]
+    near = [candidates if candidates.are_few else candidates.near() for candidates in survivors]
     near_ids, near_scores = _best_of(near, noise)
     far = [
-        candidates.where((candidates.values < _NEAR) & (candidates.values >= np.float32(_floor(score))))
+        _NOTHING if candidates.are_few else candidates.far(least=_floor(score))
         for candidates, score in zip(survivors, near_scores, strict=True)
     ]
     far_ids, far_scores = _best_of(far, noise)
     wins = (far_scores > near_scores) | ((far_scores == near_scores) & (far_ids < near_ids))
     return np.where(wins, far_ids, near_ids)
+
+
+def _floors(noise: "_Noise", top_ks: Array, *, best_ids: Array) -> list[float]:
+    """Below which values the ids of each row need not be looked at; -inf where few are left anyway."""
+    floors = [-np.inf] * len(top_ks)
+    places = np.flatnonzero((top_ks == 0) | (top_ks > _FEW))
+    if len(places):
+        for place, score in zip(places.tolist(), noise.of(places, best_ids[places]), strict=True):
+            floors[place] = _floor(score)
+    return floors
 
 
 def _floor(score: np.float32) -> float:
@@ -117,8 +135,24 @@ class _Candidates(NamedTuple):
     ids: Array
     values: Array
 
-    def where(self, kept: Array) -> "_Candidates":
+    @property
+    def are_few(self) -> bool:
+        """So few that the noise of all costs less than telling them apart."""
+        return len(self.ids) <= _FEW
+
+    def near(self) -> "_Candidates":
+        """Those near the best one."""
+        return self._where(self.values >= _NEAR)
+
+    def far(self, *, least: float) -> "_Candidates":
+        """The others from `least` on."""
+        return self._where((self.values < _NEAR) & (self.values >= np.float32(least)))
+
+    def _where(self, kept: Array) -> "_Candidates":
         return _Candidates(self.ids[kept], self.values[kept])
+
+
+_NOTHING = _Candidates(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class _Noise:

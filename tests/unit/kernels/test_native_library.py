@@ -178,3 +178,9 @@ def test_the_spec_of_gemma():
 def test_metadata_that_does_not_fit_is_refused(changes, message):
     with pytest.raises(KernelError, match=message):
         native_spec.spec_from_metadata({**METADATA, **changes}, vocab_size=10)
+
+
+def test_the_machine_has_ceilings(pool):
+    ceilings = pool.ceilings()
+    assert 1e8 < ceilings.read_bytes < 1e13
+    assert 1e9 < ceilings.int8_operations < 1e15

@@ -159,7 +159,20 @@ def test_a_row_of_nan_is_flagged_and_leaves_the_others_alone(model):
     output = model.step(step_input([(good, IDS[20:21]), (bad, IDS[40:41])]))
 
     assert output.finite.tolist() == [True, False]
+    assert np.isnan(output.best_logits).tolist() == [False, True]
     assert np.array_equal(output.logits[0], expected)
+
+
+@pytest.mark.parametrize("broken_id", [0, 5, 202])
+def test_one_logit_of_nan_shows_in_the_choice(pool, broken_id):
+    spec = small_spec()
+    weights = small_weights(spec)
+    table = weights["token_embd.weight"].data.reshape(spec.vocab_size, -1)
+    table[broken_id, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    with small_model(pool, spec, weights) as model:
+        output = prefill(model, [1, 2, 3])
+    assert np.isnan(output.logits).sum(-1).tolist() == [1, 1, 1]
+    assert np.isnan(output.best_logits).all()
 
 
 def test_trimmed_window_pages_give_the_same_bits(pool):

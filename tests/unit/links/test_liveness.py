@@ -1,10 +1,10 @@
 import pytest
 
-from scheduler_svc.links.liveness import Liveness
+from scheduler_svc.links.liveness import Liveness, LivenessLimits
 
 
 def make() -> Liveness:
-    return Liveness(report_lost_s=2.75, plan_timeout_s=60.0, now=0.0)
+    return Liveness(LivenessLimits(report_late_s=1.0, report_lost_s=2.75, plan_timeout_s=60.0), now=0.0)
 
 
 def report(liveness, now, counter=1, capture_budget_s=0.0):
@@ -21,7 +21,10 @@ def test_an_idle_worker_lives_as_long_as_it_reports():
 def test_a_worker_without_reports_is_lost():
     liveness = make()
     report(liveness, now=1.0)
-    assert liveness.next_check() == 3.75
+    assert liveness.next_check(1.0) == 2.0
+    assert not liveness.is_doubtful(1.99)
+    assert liveness.is_doubtful(2.0)
+    assert liveness.next_check(2.0) == 3.75
     assert liveness.verdict(3.74) is None
     assert liveness.verdict(3.75).field == "report"
 
@@ -39,7 +42,7 @@ def test_a_counter_that_moves_is_progress():
     liveness.plan_sent(1, budget_s=5.0, now=10.0)
     report(liveness, now=14.0, counter=7)
     assert liveness.verdict(16.0) is None
-    assert liveness.next_check() == min(14.0 + 2.75, 14.0 + 5.0)
+    assert liveness.next_check(16.0) == min(14.0 + 2.75, 14.0 + 5.0, 14.0 + 5.0 / 2)
 
 
 def test_a_plan_that_waits_behind_another_has_its_budget_from_that_ones_result():
@@ -75,3 +78,13 @@ def test_a_stall_of_this_process_is_forgiven():
     liveness.forgive(100.0)
     assert liveness.verdict(101.0) is None
     assert liveness.verdict(102.0) is not None
+
+
+def test_a_device_that_needs_half_of_its_budget_is_doubtful():
+    liveness = make()
+    liveness.plan_sent(1, budget_s=6.0, now=0.0)
+    report(liveness, now=2.9, counter=-1)
+    assert not liveness.is_doubtful(2.99)
+    assert liveness.is_doubtful(3.0)
+    liveness.plan_answered(1, now=3.1)
+    assert not liveness.is_doubtful(3.1)

@@ -13,8 +13,9 @@ from protos.wire.codec import checksum, encode_result
 from protos.wire.enums import Feature, WorkerState
 from protos.wire.errors import DataFault, StaleEpoch
 from protos.wire.result import ForwardResult
-from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerLost
+from scheduler_svc.core.events import ResultReceived, WorkerAttached, WorkerDoubted, WorkerLost, WorkerTrusted
 from scheduler_svc.links.epoch import FileEpoch, WorkersEpoch
+from scheduler_svc.links.exchange import MAX_FRUITLESS_STREAMS
 from scheduler_svc.links.fingerprints import ExpectedModel
 from scheduler_svc.links.session import SessionSettings
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
@@ -24,7 +25,9 @@ from tests.support.fake_worker_server import NOTHING, FakeWorkerServer
 from tests.support.plans import CORE_FEATURES, extend, make_identity, make_plan
 
 LIMIT_S = 5.0
-SESSION = SessionSettings(open_timeout_s=1.0, plan_timeout_s=0.3, report_interval_ms=20, report_lost_s=0.3)
+SESSION = SessionSettings(
+    open_timeout_s=1.0, plan_timeout_s=0.3, report_interval_ms=20, report_late_s=0.15, report_lost_s=0.3, reopen_s=0.5
+)
 
 
 class Listener:
@@ -137,7 +140,7 @@ async def test_a_worker_is_attached_and_answers_plans_in_order():
 async def test_a_link_that_is_stopped_tells_that_its_worker_is_lost():
     async with rig() as r:
         await r.listener.until(WorkerAttached)
-    assert r.listener.events[-1] == WorkerLost("w0")
+    assert r.listener.events[-1] == WorkerLost("w0", died=False)
     assert (r.link.info, r.metric("worker_up", worker="w0")) == (None, 0)
 
 
@@ -156,18 +159,55 @@ async def test_a_worker_that_appears_later_is_attached(free_port, caplog):
         assert attached.term >= 3
 
 
-async def test_a_broken_stream_ends_the_term_and_a_higher_one_begins():
+async def test_a_broken_stream_is_opened_again_and_its_plans_are_sent_again():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.released.clear()
+        r.send()
+        r.send()
+        await asyncio.sleep(0.05)
+        r.server.break_streams()
+        r.server.released.set()
+        await r.listener.until(ResultReceived, 2)
+        r.send()
+        results = await r.listener.until(ResultReceived, 3)
+        assert [event.result.identity.seq for event in results] == [1, 2, 3]
+        assert not [event for event in r.listener.events if isinstance(event, WorkerLost)]
+        assert [plan.identity.seq for plan in r.server.worker.executed] == [1, 2, 3]
+        assert r.server.attaches == [(1, 1)]
+        assert r.server.openings == [(1, 1, 1), (1, 1, 2)]
+        assert r.metric("plan_streams_reopened_total", worker="w0") == 1
+
+
+async def test_a_worker_whose_stream_is_broken_is_doubted_until_it_is_open_again():
     async with rig() as r:
         await r.listener.until(WorkerAttached)
         r.server.break_streams()
+        await r.listener.until(WorkerTrusted)
+        assert [type(event) for event in r.listener.events] == [WorkerAttached, WorkerDoubted, WorkerTrusted]
+
+
+async def test_a_restarted_worker_is_dead_at_once_and_attached_again():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.info = replace(r.server.info, incarnation=b"another-process!")
+        begun = time.monotonic()
+        r.server.break_streams()
+        (lost,) = await r.listener.until(WorkerLost)
+        assert lost.died
+        assert time.monotonic() - begun < SESSION.reopen_s
         await r.listener.until(WorkerAttached, 2)
-        kinds = [type(event) for event in r.listener.events]
-        assert kinds == [WorkerAttached, WorkerLost, WorkerAttached]
-        assert r.server.attaches == [(1, 1), (1, 2)]
-        assert r.metric("worker_losses_total", worker="w0", reason="UNAVAILABLE") == 1
-        r.seq = 0
+
+
+async def test_a_stream_that_breaks_again_and_again_without_a_result_ends_the_term():
+    async with rig() as r:
+        await r.listener.until(WorkerAttached)
+        r.server.answer = lambda plan: DataFault("the checksum is wrong")
         r.send()
-        await r.listener.until(ResultReceived)
+        await r.listener.until(WorkerLost)
+        assert r.server.openings[: MAX_FRUITLESS_STREAMS + 1] == [
+            (1, 1, number) for number in range(1, MAX_FRUITLESS_STREAMS + 2)
+        ]
 
 
 async def test_plans_for_a_lost_worker_go_nowhere():
@@ -324,7 +364,7 @@ async def test_a_result_out_of_order_ends_the_term():
         r.send()
         r.send()
         await r.listener.until(WorkerLost)
-        assert r.metric("worker_losses_total", worker="w0", reason="DATA_FAULT") == 1
+        assert r.metric("worker_losses_total", worker="w0", reason="SYNC_ERROR") == 1
 
 
 async def test_a_worker_whose_reports_stop_is_lost():
@@ -360,7 +400,7 @@ async def test_a_notice_of_draining_is_shown_and_is_no_loss():
             while r.link.state is not WorkerState.DRAINING:
                 await asyncio.sleep(0.005)
         assert r.metric("worker_state", worker="w0", state="draining") == 1
-        assert [type(event) for event in r.listener.events] == [WorkerAttached]
+        assert [type(event) for event in r.listener.events] == [WorkerAttached, WorkerDoubted]
 
 
 async def test_a_new_term_that_does_not_begin_at_the_first_plan_is_not_used():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from protos.wire.errors import EngineError, InvalidModelFile, UnsupportedFeature
@@ -73,6 +74,61 @@ def test_a_bad_number_is_refused_with_its_limit(key, value, message):
 def test_what_no_layer_computes_is_refused_and_not_ignored(key, value):
     with pytest.raises(UnsupportedFeature, match=key):
         read(**{key: value})
+
+
+GEMMA = {key.replace("llama.", "gemma3."): value for key, value in GOOD.items()} | {
+    "general.architecture": "gemma3",
+    "gemma3.attention.sliding_window": 32,
+    "gemma3.block_count": 12,
+}
+
+
+def read_gemma(**changes):
+    found = GEMMA | {f"gemma3.{key}": value for key, value in changes.items()}
+    return read_model_config({key: value for key, value in found.items() if value is not None}, vocab_size=300)
+
+
+def test_gemmas_layers_have_a_window_but_for_every_sixth():
+    config = read_gemma()
+    assert config.layer_windows == (32, 32, 32, 32, 32, 0) * 2
+    assert (config.rope_base, config.window_rope_base, config.rope_stretch) == (5000.0, 10_000.0, 1.0)
+    assert config.query_scale == 8**-0.5
+    assert not config.rope_interleaved
+
+
+def test_a_file_may_say_which_layers_have_windows():
+    assert read_gemma(**{"attention.sliding_window_pattern": 2}).layer_windows == (32, 0) * 6
+    flags = np.array([True] * 11 + [False])
+    assert read_gemma(**{"attention.sliding_window_pattern": flags}).layer_windows == (32,) * 11 + (0,)
+
+
+def test_larger_gemmas_stretch_positions_and_the_largest_scales_queries_by_its_hidden_size():
+    config = read_gemma(**{"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 20_000.0})
+    assert (config.rope_stretch, config.window_rope_base) == (8.0, 20_000.0)
+    largest = read_gemma(block_count=62, **{"attention.key_length": 16})
+    assert largest.query_scale == (48 / 6) ** -0.5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.sliding_window", None),
+        ("attention.sliding_window", 0),
+        ("attention.sliding_window_pattern", 0),
+        ("rope.freq_base_swa", -1.0),
+    ],
+)
+def test_gemmas_bad_numbers_are_refused(key, value):
+    with pytest.raises(InvalidModelFile, match=key):
+        read_gemma(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rope.scaling.type", "yarn"), ("attn_logit_softcapping", 50.0), ("rope.scaling.factor", 2.0)]
+)
+def test_what_gemmas_layers_do_not_compute_is_refused(key, value):
+    with pytest.raises(UnsupportedFeature, match=key):
+        read_gemma(**{key: value})
 
 
 def test_an_architecture_must_be_named():

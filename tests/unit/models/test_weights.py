@@ -8,7 +8,7 @@ from protos.service.gguf_header import read_gguf_header
 from protos.wire.errors import InvalidModelFile
 from tests.support import gguf_bytes as g
 from tests.support.gguf_bytes import Tensor, f32_tensor
-from worker_svc.models.weights import ParameterSpec, check_fingerprint, load_parameters
+from worker_svc.models.weights import ParameterSpec, check_fingerprint, load_parameters, stored_tensors
 
 CPU = torch.device("cpu")
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -18,7 +18,7 @@ TABLE = [ParameterSpec(name="m", shape=(3, 4)), ParameterSpec(name="v", shape=(3
 
 def load(tmp_path, tensors, table=TABLE, dtype=torch.float32):
     path = g.write(tmp_path / "w.gguf", g.gguf(tensors=tensors))
-    return load_parameters(path, read_gguf_header(path), table, dtype=dtype, device=CPU)
+    return load_parameters(stored_tensors(path, read_gguf_header(path)), table, dtype=dtype, device=CPU)
 
 
 def test_sets_every_parameter_and_reports_what_is_left(tmp_path):
@@ -67,7 +67,11 @@ def test_the_file_is_only_read(tmp_path):
 
 def load_again(tmp_path) -> np.ndarray:
     path = tmp_path / "w.gguf"
-    return load_parameters(path, read_gguf_header(path), TABLE, dtype=torch.float32, device=CPU).tensors["m"].numpy()
+    return (
+        load_parameters(stored_tensors(path, read_gguf_header(path)), TABLE, dtype=torch.float32, device=CPU)
+        .tensors["m"]
+        .numpy()
+    )
 
 
 def test_a_changed_weight_file_is_refused(tmp_path):

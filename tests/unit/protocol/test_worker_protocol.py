@@ -166,11 +166,12 @@ def test_a_higher_pair_overtakes_one_that_still_waits():
     assert [action.call for action in protocol.executor_reset()] == [3]
 
 
-def test_a_higher_pair_during_the_reset_shares_it():
+def test_a_higher_pair_during_the_reset_has_one_of_its_own_so_that_reports_name_it():
     protocol = WorkerProtocol(worker_info())
     protocol.attach_requested(1, attach_call(1, 1))
     (refusal,) = protocol.attach_requested(2, attach_call(1, 2))
     assert refusal.call == 1
+    assert protocol.executor_reset() == [ResetExecutor(Fence(1, 2))]
     assert protocol.executor_reset() == [AnswerAttach(2, worker_info())]
 
 

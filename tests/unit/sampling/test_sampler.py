@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support import oracle
 from worker_svc.batch.row_groups import SamplingGroup
-from worker_svc.sampling.sampler import sample
+from worker_svc.sampling.sampler import best_of_rows, sample
 
 WIDTH = 500
 NEUTRAL = {
@@ -135,3 +137,18 @@ def test_logits_are_untouched():
     before = logits.clone()
     sample(logits, group)
     assert torch.equal(logits, before)
+
+
+def test_rows_chosen_by_the_runner_need_no_logits():
+    logits, group = random_logits(24), random_group(24)
+    logits[3, 9], logits[4] = torch.nan, torch.inf
+    whole = best_of_rows(logits)
+    wants = ~group.is_greedy()
+    assert 0 < wants.sum() < 24
+    best = replace(whole, places=np.where(wants, np.cumsum(wants) - 1, -1))
+
+    expected = sample(logits, group)
+    got = sample(logits[torch.from_numpy(np.flatnonzero(wants))], group, best=best)
+
+    for name in ("token_ids", "finite", "has_candidate"):
+        assert np.array_equal(getattr(got, name), getattr(expected, name)), name

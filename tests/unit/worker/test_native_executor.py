@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from protos.wire.enums import RowFailure
@@ -11,7 +12,7 @@ from protos.wire.errors import UnsupportedFeature
 from tests.support.golden import cases
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
-from tests.support.tiny_llama import tiny_folder
+from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
 
@@ -58,6 +59,34 @@ def test_alone_among_mates_and_in_any_chunks_a_request_has_the_same_bits(worker,
         PlanDriver(worker, budget_tokens=2048, page_seed=index + 1).run(alone)
         assert together[index].token_ids == alone.token_ids
         assert (together[index].logprobs, together[index].top) == (alone.logprobs, alone.top)
+
+
+@pytest.mark.model
+def test_greedy_rows_that_leave_no_logits_choose_as_those_that_do(worker):
+    """Among rows that sample and rows that return log-probabilities, so that logits are written for some only."""
+    with_logits, without = requests(12), requests(12)
+    for request in without[::2]:
+        request.top_logprobs = 0
+    PlanDriver(worker, budget_tokens=64).run(*with_logits)
+    PlanDriver(worker, budget_tokens=64).run(*without)
+    assert [request.token_ids for request in without] == [request.token_ids for request in with_logits]
+    for greedy in with_logits[::2]:
+        assert [top[0][0] for top in greedy.top] == greedy.token_ids
+    assert [request.top for request in without[1::2]] == [request.top for request in with_logits[1::2]]
+
+
+@pytest.mark.model
+def test_threads_that_change_from_step_to_step_change_no_token(worker):
+    """Without a number of threads the worker tries counts on its way; 40 steps of one size see several tries."""
+    settings = SETTINGS | {"threads": None, "num_pages": 60}
+    free = build_tp_model_worker(model_folder(), ExecutorSettings(kernels="native", **settings))
+    try:
+        got, expected = (Request(prompt_ids=[5, 6, 7], max_new=40, temperature=0.7) for _ in range(2))
+        PlanDriver(free).run(got)
+        PlanDriver(worker).run(expected)
+        assert got.token_ids == expected.token_ids
+    finally:
+        free.close()
 
 
 @pytest.mark.model
@@ -124,8 +153,46 @@ def test_who_insists_on_native_kernels_hears_why_not(tmp_path, change):
     assert caught.value.field == "kernels"
 
 
+def test_windows_that_the_kernels_would_place_elsewhere_are_torchs(tmp_path, caplog):
+    """They know every sixth layer as the full one; a file that says otherwise is not computed wrongly."""
+    shape = Shape(architecture="gemma3", window=32, full_every=2, hidden_size=64, intermediate_size=64, num_layers=2)
+    folder = tiny_folder(tmp_path, shape)
+    with pytest.raises(UnsupportedFeature, match="sliding windows"):
+        build_tp_model_worker(folder, ExecutorSettings(kernels="native", **(SETTINGS | {"num_pages": 20})))
+    built = build_tp_model_worker(folder, ExecutorSettings(**(SETTINGS | {"num_pages": 20})))
+    info = built.worker_info()
+    assert info.kernels == "torch"
+    assert [(pool.num_pages, pool.window_tokens) for pool in info.sub_pools] == [(20, 0), (16, 32)]
+    assert info.fingerprints.kv_layout.count("layers1") == 2
+
+
 def test_reproducible_numerics_are_torchs(tmp_path):
     built = build_tp_model_worker(
         tiny_folder(tmp_path), ExecutorSettings(**(SETTINGS | {"numerics": "reproducible", "num_pages": 20}))
     )
     assert built.worker_info().kernels == "torch"
+
+
+@pytest.mark.model
+def test_more_threads_than_cores_work_and_are_announced(worker, caplog):
+    with caplog.at_level(logging.WARNING, logger="worker_svc.runners.device_side"):
+        crowded = build_tp_model_worker(
+            model_folder(), ExecutorSettings(kernels="native", **(SETTINGS | {"threads": 200, "num_pages": 20}))
+        )
+    try:
+        got, expected = (Request(prompt_ids=[5, 6, 7], max_new=3) for _ in range(2))
+        PlanDriver(crowded).run(got)
+        PlanDriver(worker).run(expected)
+    finally:
+        crowded.close()
+    assert got.token_ids == expected.token_ids
+    assert "64 threads" in crowded.worker_info().kernels
+    assert [record.threads for record in caplog.records] == [200]
+
+
+def test_one_core_is_announced(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: [0])
+    settings = SETTINGS | {"numerics": "reproducible", "num_pages": 20, "threads": None}
+    with caplog.at_level(logging.WARNING, logger="worker_svc.runners.device_side"):
+        build_tp_model_worker(tiny_folder(tmp_path), ExecutorSettings(**settings))
+    assert [record.cores for record in caplog.records] == [1]

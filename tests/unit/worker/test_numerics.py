@@ -36,17 +36,33 @@ def test_padded_products_do_not_depend_on_the_number_of_rows(threads, size):
     torch.set_num_threads(1)
 
 
-def test_the_activation_does_not_depend_on_the_number_of_rows():
-    numerics, rows = ReproducibleNumerics(), torch.randn(300, 2 * 77) * 5
-    known = numerics.gated_silu(rows)
+@pytest.mark.parametrize("activation", ["gated_silu", "gated_gelu"])
+def test_the_activation_does_not_depend_on_the_number_of_rows(activation):
+    gated, rows = getattr(ReproducibleNumerics(), activation), torch.randn(300, 2 * 77) * 5
+    known = gated(rows)
     for count in CHECKED_ROWS:
-        assert torch.equal(numerics.gated_silu(rows[300 - count :]), known[300 - count :])
+        assert torch.equal(gated(rows[300 - count :]), known[300 - count :])
 
 
 @pytest.mark.parametrize("numerics", [ReproducibleNumerics(), FastNumerics()])
-def test_the_activation_survives_extreme_gates(numerics):
-    gate_up = torch.tensor([[-200.0, 200.0, 0.0, 2.0, 3.0, 4.0]])
-    torch.testing.assert_close(numerics.gated_silu(gate_up), torch.tensor([[0.0, 600.0, 0.0]]))
+def test_gelu_is_its_tanh_form(numerics):
+    gate, up = torch.linspace(-9, 9, 200)[None], torch.randn(1, 200)
+    known = torch.nn.functional.gelu(gate.double(), approximate="tanh") * up
+    torch.testing.assert_close(numerics.gated_gelu(torch.cat((gate, up), 1)).double(), known, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("numerics", [ReproducibleNumerics(), FastNumerics()])
+@pytest.mark.parametrize("activation", ["gated_silu", "gated_gelu"])
+def test_the_activation_survives_extreme_gates(numerics, activation):
+    gate_up = torch.tensor([[-200.0, 200.0, 0.0, -1e20, 2.0, 3.0, 4.0, 5.0]])
+    torch.testing.assert_close(getattr(numerics, activation)(gate_up), torch.tensor([[0.0, 600.0, 0.0, 0.0]]))
+
+
+def test_norms_of_a_width_are_proved_once_and_fast_numerics_promise_nothing():
+    numerics = ReproducibleNumerics()
+    numerics.check_norm(256)
+    numerics.check_norm(256)
+    FastNumerics().check_norm(256)
 
 
 def test_a_cpu_on_which_rows_differ_is_refused():

@@ -1,0 +1,1 @@
+"""Recording rules, alerts and dashboards as typed values, and their writer."""

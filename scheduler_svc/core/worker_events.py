@@ -1,0 +1,58 @@
+"""What happens to workers: attached, lost, doubted, trusted; and what that does to the requests on them."""
+
+from protos.wire.errors import SuspectedPoison
+from scheduler_svc.core.admission import never_fits
+from scheduler_svc.core.attachment import attach
+from scheduler_svc.core.events import Instruction, WorkerAttached, WorkerDoubted, WorkerLost, WorkerTrusted
+from scheduler_svc.core.state import SchedulerState, WorkerFacts
+from scheduler_svc.core.strikes import strike
+from scheduler_svc.core.transitions import fail, requeue
+
+
+def apply_to_worker(
+    state: SchedulerState,
+    event: WorkerAttached | WorkerLost | WorkerDoubted | WorkerTrusted,
+    out: list[Instruction],
+) -> None:
+    """Take the event.
+
+    Raises:
+        UnsupportedFeature: a worker was attached that `check_worker` refuses.
+    """
+    match event:
+        case WorkerAttached():
+            _attach(state, event, out)
+        case WorkerLost(worker, died):
+            _lose(state, worker, died=died, out=out)
+        case WorkerDoubted(worker) | WorkerTrusted(worker):
+            if worker in state.workers:
+                state.workers[worker].standing.is_doubted = isinstance(event, WorkerDoubted)
+
+
+def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:
+    _lose(state, event.worker, died=False, out=out)
+    worker = attach(event, state.settings)
+    state.workers[event.worker] = worker
+    state.known[event.worker] = WorkerFacts(event.info, worker.memory.capacity_tokens)
+    for request in list(state.waiting):
+        error = never_fits(state, request.spec)
+        if error is not None:
+            fail(state, request, error=error, out=out)
+
+
+def _lose(state: SchedulerState, name: str, *, died: bool, out: list[Instruction]) -> None:
+    worker = state.workers.get(name)
+    if worker is None:
+        return
+    if died and worker.in_flight:
+        state.counters.strikes += 1
+        poison = strike(worker)
+        if poison is not None:
+            message = f"{poison.trouble.strikes} workers died while they computed this request"
+            fail(state, poison, error=SuspectedPoison(message, field="request"), out=out)
+    for request in list(worker.running.values()):
+        requeue(state, request)
+        state.counters.migrations += 1
+    state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
+    state.foresight.lost(name)
+    del state.workers[name]

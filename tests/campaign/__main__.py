@@ -1,0 +1,66 @@
+"""Suites that run as long as they are given: `python -m tests.campaign --budget 12m`. Says what each of them reached.
+
+Simulation gets seven tenths of the time, fault cycles on real processes the rest.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from protos.client.fetch_model import fetch_model
+from protos.client.serve_command import SimulatedOptions
+from protos.client.simulated_model import SIMULATED_MODEL
+from tests.simulation.__main__ import seconds
+from tests.simulation.campaign import CampaignReport, run_until
+from tests.support.fault_cycles import CycleReport, FaultCycles, Strike
+from tests.support.served import served
+
+SIMULATION_SHARE = 0.7
+WORKERS = 3
+
+
+def simulate(budget_s: float, first_seed: int) -> bool:
+    """Whether every invariant held."""
+    report = CampaignReport(Counter(), [], 0)
+    spent_s = run_until(report, budget_s=budget_s, first=first_seed)
+    print(report.text(spent_s), flush=True)
+    return not report.broken
+
+
+def strike_processes(budget_s: float, first_seed: int) -> bool:
+    """Whether every stream got its tokens. Each round has processes of its own."""
+    whole = CycleReport()
+    begun, seed = time.monotonic(), first_seed
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
+        fetch_model(SIMULATED_MODEL, cache=cache)
+        while time.monotonic() - begun < budget_s or not whole.requests:
+            whole.add(_round(cache, seed))
+            seed += 1
+    print(whole.text(), *whole.wrong, sep="\n", flush=True)
+    return not whole.wrong
+
+
+def _round(cache: Path, seed: int) -> CycleReport:
+    simulated = SimulatedOptions(simulated_step_ms=5.0)
+    with served(device="simulated", workers=WORKERS, model_cache=cache, simulated=simulated, numerics="fast") as server:
+        return asyncio.run(FaultCycles(server, workers=WORKERS, seed=seed).run(list(Strike)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Simulation and faults for as long as they are given.")
+    parser.add_argument("--budget", type=seconds, default=720.0, help="90s, 12m, 2h")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    arguments = parser.parse_args()
+    print("== simulation", flush=True)
+    holds = simulate(SIMULATION_SHARE * arguments.budget, arguments.first)
+    print("== fault cycles on real processes", flush=True)
+    holds &= strike_processes((1 - SIMULATION_SHARE) * arguments.budget, arguments.first)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

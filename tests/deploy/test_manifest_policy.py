@@ -1,0 +1,140 @@
+"""Each rule holds for each overlay, and catches the mistake that it is there for."""
+
+import pytest
+
+from protos.service.config import ConfigError, load_config
+from scheduler_svc.config import SchedulerConfig
+from tests.support.manifest_policy import RULES, SCHEDULER, WORKER
+from tests.support.manifests import OVERLAYS, Manifest, objects
+from worker_svc.config import Device, WorkerConfig
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_rule_holds(overlay, name):
+    assert list(RULES[name](Manifest(objects(overlay)))) == []
+
+
+def deployment(name):
+    return lambda m: m.one("Deployment", name)["spec"]
+
+
+def pod(name):
+    return lambda m: m.pod(name)
+
+
+def container(name):
+    return lambda m: m.container(name)
+
+
+def spec(kind, name):
+    return lambda m: m.one(kind, name)["spec"]
+
+
+def settings(name):
+    return lambda m: m.settings(name)
+
+
+REMOVE = object()
+# (rule, where, path below it, what is put there): numbers are those of the list of known mistakes.
+MISTAKES = [
+    ("one_scheduler_is_replaced_and_never_doubled", deployment(SCHEDULER), "replicas", 2),
+    ("one_scheduler_is_replaced_and_never_doubled", deployment(SCHEDULER), "strategy.type", "RollingUpdate"),
+    ("probes_ask_health_on_a_plaintext_port_by_number", container(WORKER), "startupProbe", REMOVE),  # 1
+    ("probes_ask_health_on_a_plaintext_port_by_number", container(WORKER), "livenessProbe.initialDelaySeconds", 600),
+    ("probes_ask_health_on_a_plaintext_port_by_number", container(SCHEDULER), "readinessProbe.grpc.service", ""),  # 2
+    ("liveness_is_patient_and_of_the_process_alone", container(WORKER), "livenessProbe.failureThreshold", 1),  # 3
+    ("liveness_is_patient_and_of_the_process_alone", container(SCHEDULER), "livenessProbe.grpc.service", "x"),
+    ("a_dead_process_is_started_again", pod(WORKER), "restartPolicy", "OnFailure"),  # 5
+    ("a_stop_has_time_for_endpoints_and_the_drain", pod(SCHEDULER), "terminationGracePeriodSeconds", 25),  # 6
+    ("a_stop_has_time_for_endpoints_and_the_drain", settings(WORKER), "FORWARDPLANE_DRAIN_TIMEOUT_S", "60"),
+    ("a_stop_has_time_for_endpoints_and_the_drain", container(SCHEDULER), "lifecycle", REMOVE),  # 7
+    ("a_rollout_waits_for_slow_starts_and_for_the_scheduler", deployment(WORKER), "minReadySeconds", 0),  # 8
+    ("workers_do_not_surge", deployment(WORKER), "strategy.rollingUpdate.maxSurge", "25%"),  # 9
+    ("services_reach_the_right_pods", spec("Service", SCHEDULER), "clusterIP", ""),  # 10
+    ("services_reach_the_right_pods", spec("Service", WORKER), "ports.0.targetPort", "grcp"),
+    ("probes_ask_health_on_a_plaintext_port_by_number", container(SCHEDULER), "livenessProbe.grpc.port", 50051),  # 11
+    (
+        "probes_ask_health_on_a_plaintext_port_by_number",
+        container(WORKER),
+        "readinessProbe",
+        {"tcpSocket": {"port": 1}},
+    ),
+    ("a_rollout_waits_for_slow_starts_and_for_the_scheduler", deployment(WORKER), "progressDeadlineSeconds", 600),  # 12
+    ("one_hand_scales", deployment(WORKER), "replicas", 2),  # 13
+    ("disruptions_are_bounded_and_possible", spec("PodDisruptionBudget", SCHEDULER), "minAvailable", 1),  # 14
+    ("disruptions_are_bounded_and_possible", spec("PodDisruptionBudget", WORKER), "maxUnavailable", REMOVE),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.type", "cpu"),  # 15
+    ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.metadata.query", "forwardplane_scheduler_epoch"),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "fallback", REMOVE),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "cooldownPeriod", 300),
+    ("volumes_are_what_they_must_be", pod(WORKER), "volumes.1", {"name": "cache", "persistentVolumeClaim": {}}),  # 18
+    ("volumes_are_what_they_must_be", container(WORKER), "volumeMounts.3.mountPath", "/shm"),  # 19
+    ("volumes_are_what_they_must_be", container(SCHEDULER), "volumeMounts.0.readOnly", REMOVE),
+    ("workers_are_near_the_scheduler", pod(WORKER), "affinity", REMOVE),  # 20
+    ("quality_of_service_is_guaranteed", container(SCHEDULER), "resources.limits.cpu", "8"),  # 21
+    ("quality_of_service_is_guaranteed", container(WORKER), "resources.requests.cpu", "500m"),
+    ("a_start_may_take_as_long_as_the_settings_say", container(WORKER), "startupProbe.failureThreshold", 30),
+    ("pods_are_unprivileged", pod(WORKER), "hostIPC", True),
+    ("pods_are_unprivileged", pod(SCHEDULER), "enableServiceLinks", REMOVE),
+    ("pods_are_unprivileged", pod(SCHEDULER), "securityContext.runAsUser", 0),
+    ("pods_are_unprivileged", container(WORKER), "securityContext.readOnlyRootFilesystem", False),
+    ("pods_are_unprivileged", container(WORKER), "securityContext.capabilities", REMOVE),
+    ("pods_are_unprivileged", pod(WORKER), "securityContext.seccompProfile", REMOVE),
+    ("only_the_scheduler_has_a_token", pod(WORKER), "automountServiceAccountToken", REMOVE),
+    ("rights_are_the_epoch_and_endpoint_slices_only", lambda m: m.all("Role")[0], "rules.1.resourceNames", REMOVE),
+    ("rights_are_the_epoch_and_endpoint_slices_only", lambda m: m.all("Role")[0], "rules.0.verbs", ["*"]),
+    ("the_epoch_object_survives", lambda m: m.one("ConfigMap", "forwardplane-epoch"), "metadata.annotations", REMOVE),
+    ("the_network_is_closed", spec("NetworkPolicy", WORKER), "egress", [{}]),
+    ("the_network_is_closed", spec("NetworkPolicy", WORKER), "ingress.0.from", REMOVE),
+    ("the_network_is_closed", spec("NetworkPolicy", WORKER), "ingress.0.from.0.podSelector", {}),
+    ("the_network_is_closed", spec("NetworkPolicy", SCHEDULER), "ingress.0.ports.0.port", "grcp"),
+    ("settings_travel_with_a_hash", container(WORKER), "envFrom.0.configMapRef.name", WORKER),
+    ("ports_of_settings_are_the_containers", container(SCHEDULER), "ports.0.containerPort", 50061),
+    ("ports_of_settings_are_the_containers", settings(SCHEDULER), "FORWARDPLANE_EDGES", "3"),
+    ("devices_are_whole_tolerated_and_not_shared", pod(WORKER), "tolerations", REMOVE),
+    ("devices_are_whole_tolerated_and_not_shared", container(WORKER), "resources.requests.nvidia\0com/gpu", REMOVE),
+    ("images_have_a_version", container(SCHEDULER), "image", "registry.example.com/forwardplane/scheduler:latest"),
+    ("what_is_watched_exists", spec("PodMonitor", SCHEDULER), "podMetricsEndpoints.2", REMOVE),
+    ("certificates_are_renewed_and_mounted", container(WORKER), "volumeMounts.4", REMOVE),
+    ("certificates_are_renewed_and_mounted", spec("Certificate", WORKER), "privateKey.rotationPolicy", REMOVE),
+]
+
+
+def change(place, path, value):
+    *parents, last = [part.replace("\0", ".") for part in path.split(".")]
+    for part in parents:
+        place = place[int(part) if isinstance(place, list) else part]
+    key = int(last) if isinstance(place, list) else last
+    if value is REMOVE:
+        del place[key]
+    else:
+        place[key] = value
+
+
+@pytest.mark.parametrize(("name", "where", "path", "value"), MISTAKES)
+def test_the_rule_finds_the_mistake(name, where, path, value):
+    manifest = Manifest(objects("production"))
+    change(where(manifest), path, value)
+
+    assert list(RULES[name](manifest))
+
+
+def test_every_rule_has_a_mistake():
+    assert set(RULES) == {name for name, *_ in MISTAKES}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_services_take_their_settings(overlay):
+    manifest = Manifest(objects(overlay))
+    own = {"FORWARDPLANE_CLUSTER_NAMESPACE": "forwardplane"}
+
+    for name, schema in ((SCHEDULER, SchedulerConfig), (WORKER, WorkerConfig)):
+        environment = {**manifest.settings(name), **(own if name == SCHEDULER else {})}
+        device = environment.get("FORWARDPLANE_DEVICE")
+        if device is None or device in set(Device):
+            assert load_config(schema, environment=environment).warnings == ()
+        else:  # a device of a later release is refused by name, and nothing else is wrong
+            with pytest.raises(ConfigError) as raised:
+                load_config(schema, environment=environment)
+            assert [problem.partition(" ")[0] for problem in raised.value.problems] == ["device"]

@@ -1,0 +1,267 @@
+"""Guards switched off one at a time: each must be noticed by a simulated run, or by the unit tests it is listed with.
+
+python -m tests.simulation.mutants [--seeds N] [NAME ...]
+"""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import io
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.simulation.campaign import BREAKS
+from tests.simulation.life import Life
+
+PROTOCOL = "worker_svc.protocol.worker_protocol:WorkerProtocol."
+ORDER = "worker_svc.protocol.plan_order:PlanOrder."
+EXCHANGE = "scheduler_svc.links.exchange:PlanExchange."
+LIVENESS = "scheduler_svc.links.liveness:Liveness."
+RESULTS = "scheduler_svc.core.results:"
+LINK_TESTS = "tests/unit/links"
+PROTOCOL_TESTS = "tests/unit/protocol"
+CORE_TESTS = "tests/unit/core"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One guard. `target` is `module:function` or `module:Class.method`; its text `old` becomes `new`."""
+
+    name: str
+    target: str
+    old: str
+    new: str
+    seed: int | None = None
+    """The first run that noticed; None: only `tests` do."""
+    tests: str = ""
+
+
+MUTANTS = (
+    Mutant(
+        "a lower pair may attach",
+        "worker_svc.protocol.attachment:Attachment.refusal",
+        "asked.fence <= self.highest",
+        "False",
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "plans of another incarnation",
+        PROTOCOL + "_identity_fault",
+        "incarnation != self._info.incarnation",
+        "False",
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "plans of a lower pair",
+        PROTOCOL + "_identity_fault",
+        "fence < self._attachment.highest",
+        "False",
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "any stream number",
+        PROTOCOL + "_opening_refusal",
+        "opening.stream_number <= self._stream_number",
+        "False",
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant("gaps are accepted", ORDER + "arrive", "seq > self.expected_seq", "False", seed=8, tests=PROTOCOL_TESTS),
+    Mutant("no kept results", ORDER + "arrive", "seq in self._results", "False", seed=0, tests=PROTOCOL_TESTS),
+    Mutant(
+        "a plan may run twice",
+        ORDER + "arrive",
+        "if seq < self.expected_seq:",
+        "if False:",
+        seed=7,
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "the queue outlives its pair",
+        PROTOCOL + "attach_requested",
+        "self._order = self._new_order()",
+        "pass",
+        seed=7,
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "a result outlives its pair",
+        PROTOCOL + "attach_requested",
+        "self._device = DeviceUse.OUTDATED",
+        "pass",
+        seed=7,
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "a reset serves any pair",
+        PROTOCOL + "executor_reset",
+        "self._resetting != self._attachment.highest",
+        "False",
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
+        "waiting plans outlive their stream",
+        PROTOCOL + "stream_opened",
+        "self._order.reopen()",
+        "pass",
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant("any stream may send", PROTOCOL + "plan_received", "stream != self._stream", "False", tests=PROTOCOL_TESTS),
+    Mutant(
+        "results of any life count at the link",
+        EXCHANGE + "take",
+        " or not self._is_current(result)",
+        "",
+        tests=LINK_TESTS,
+    ),
+    Mutant("repeated results count at the link", EXCHANGE + "take", " or seq < due", "", tests=LINK_TESTS),
+    Mutant(
+        "a new stream carries nothing",
+        EXCHANGE + "opened",
+        "return self._unanswered.all_again()",
+        "return []",
+        tests=LINK_TESTS,
+    ),
+    Mutant("streams are never opened again", EXCHANGE + "broke", "not may_reopen(error)", "True", tests=LINK_TESTS),
+    Mutant(
+        "fruitless streams without end",
+        EXCHANGE + "broke",
+        "self._fruitless > MAX_FRUITLESS_STREAMS",
+        "False",
+        tests=LINK_TESTS,
+    ),
+    Mutant(
+        "one stream number",
+        EXCHANGE + "next_opening",
+        "self._stream_number += 1",
+        "self._stream_number = 1",
+        tests=LINK_TESTS,
+    ),
+    Mutant(
+        "a restart goes unnoticed",
+        EXCHANGE + "reported",
+        "report.incarnation != self.term.info.incarnation",
+        "False",
+        tests=LINK_TESTS,
+    ),
+    Mutant(
+        "a silent worker lives",
+        LIVENESS + "verdict",
+        "now - self._reported_at >= self._limits.report_lost_s",
+        "False",
+        tests=LINK_TESTS,
+    ),
+    Mutant(
+        "a hung device lives",
+        LIVENESS + "verdict",
+        "now - self._progress_at >= self._allowance_s()",
+        "False",
+        tests=LINK_TESTS,
+    ),
+    Mutant(
+        "rows of old attempts count", RESULTS + "consume", "request.attempt != row.attempt", "False", tests=CORE_TESTS
+    ),
+    Mutant(
+        "results of any term count",
+        RESULTS + "_is_next",
+        "(identity.epoch, identity.term, identity.incarnation) != expected or ",
+        "",
+        tests=CORE_TESTS,
+    ),
+    Mutant(
+        "attempts are not raised",
+        "scheduler_svc.core.request:Request.void_plans",
+        "self.attempt += 1",
+        "pass",
+        tests=CORE_TESTS,
+    ),
+    Mutant("bad pages stay cached", RESULTS + "_retry_row", "distrust(state, request)", "pass", tests=CORE_TESTS),
+    Mutant(
+        "bad numbers stay where they were",
+        "scheduler_svc.core.placement:_Pass._suiting",
+        "desk.worker.name != request.trouble.avoids",
+        "True",
+        tests=CORE_TESTS,
+    ),
+    Mutant("everybody is poison", "scheduler_svc.core.strikes:strike", "len(requests) == 1 and ", "", tests=CORE_TESTS),
+    Mutant(
+        "struck requests in company",
+        "scheduler_svc.core.batching:_next_apart",
+        "if worker.in_flight:",
+        "if False:",
+        tests=CORE_TESTS,
+    ),
+    Mutant(
+        "pages are not given back",
+        "scheduler_svc.core.transitions:_leave_worker",
+        "worker.memory.release(holding)",
+        "pass",
+        tests=CORE_TESTS,
+    ),
+    Mutant(
+        "deadlines do not count",
+        "scheduler_svc.core.scheduler:_end_expired",
+        "deadline <= state.now",
+        "False",
+        tests=CORE_TESTS,
+    ),
+)
+
+
+@contextlib.contextmanager
+def switched_off(mutant: Mutant) -> Iterator[None]:
+    """The function with the guard's text replaced, while the context lasts."""
+    module_name, _, path = mutant.target.partition(":")
+    module = importlib.import_module(module_name)
+    *owners, name = path.split(".")
+    owner = getattr(module, owners[0]) if owners else module
+    original = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert mutant.old in source, f"{mutant.name}: the guard has changed, the mutant has not"
+    scope: dict[str, object] = {}
+    exec(compile(source.replace(mutant.old, mutant.new), f"<mutant {mutant.name}>", "exec"), module.__dict__, scope)
+    setattr(owner, name, scope[name])
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def notices(mutant: Mutant, seed: int) -> bool:
+    """Whether the run of that seed breaks with the guard off."""
+    with switched_off(mutant):
+        try:
+            Life(seed).run()
+        except BREAKS:
+            return True
+    return False
+
+
+def tests_notice(mutant: Mutant) -> bool:
+    """Whether a unit test fails with the guard off."""
+    with switched_off(mutant), contextlib.redirect_stdout(io.StringIO()):
+        return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", mutant.tests]) == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Switch guards off, one at a time, and see who notices.")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seeds", type=int, default=25)
+    arguments = parser.parse_args()
+    alive = 0
+    for mutant in MUTANTS:
+        if arguments.names and mutant.name not in arguments.names:
+            continue
+        seed = next((seed for seed in range(arguments.seeds) if notices(mutant, seed)), None)
+        by = f"seed {seed}" if seed is not None else "unit tests" if tests_notice(mutant) else "NOBODY"
+        alive += by == "NOBODY"
+        print(f"{mutant.name:44} {by}", flush=True)
+    print(f"{len(MUTANTS)} guards, {alive} not noticed")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

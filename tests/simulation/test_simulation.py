@@ -1,0 +1,37 @@
+"""Scheduler core, links' exchange and worker protocol in virtual time: every stream gets its tokens."""
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.campaign import BREAKS, CampaignReport, run_seed
+from tests.simulation.mutants import MUTANTS, notices
+
+SEEDS = 100
+MORE_SEEDS = 12
+"""Any change of the core moves what a seed does a little."""
+
+
+def test_no_seed_breaks_an_invariant_and_all_of_them_move_enough():
+    report = CampaignReport(Counter(), [], 0)
+    for seed in range(SEEDS):
+        try:
+            report.add(run_seed(seed))
+        except BREAKS as error:
+            error.add_note(f"make sim SEED={seed}")
+            raise
+    assert not report.too_little(), report.text(0.0)
+
+
+@pytest.mark.parametrize("seed", [5, 23])
+def test_the_same_seed_gives_the_same_run(seed):
+    first, second = run_seed(seed), run_seed(seed)
+    assert first.checker.digest == second.checker.digest
+    assert first.checker.counts == second.checker.counts
+
+
+@pytest.mark.parametrize(
+    "mutant", [mutant for mutant in MUTANTS if mutant.seed is not None], ids=lambda mutant: mutant.name
+)
+def test_a_guard_that_is_off_is_noticed(mutant):
+    assert any(notices(mutant, seed) for seed in range(mutant.seed, mutant.seed + MORE_SEEDS))

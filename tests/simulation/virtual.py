@@ -1,0 +1,134 @@
+"""Virtual time, processes that can be paused and killed, and the network between them. One random source decides."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+
+class VirtualTime:
+    """A heap of things to do. Equal times run in the order they were asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Work]] = []
+        self._order = itertools.count()
+
+    def after(self, delay_s: float, work: Work) -> None:
+        heapq.heappush(self._heap, (self.now + delay_s, next(self._order), work))
+
+    def run(self, until: float, *, is_over: Callable[[], bool] = lambda: False) -> None:
+        while self._heap and self._heap[0][0] <= until and not is_over():
+            self.now, _, work = heapq.heappop(self._heap)
+            self.events += 1
+            work()
+        if not is_over():
+            self.now = until
+
+
+class Process:
+    """What runs in it stops with it. Paused, it does later whatever it was asked meanwhile."""
+
+    def __init__(self, time: VirtualTime, name: str) -> None:
+        self.time = time
+        self.name = name
+        self.is_alive = True
+        self._is_paused = False
+        self._backlog: list[Work] = []
+
+    def do(self, work: Work) -> None:
+        if self.is_alive and self._is_paused:
+            self._backlog.append(work)
+        elif self.is_alive:
+            work()
+
+    def after(self, delay_s: float, work: Work) -> None:
+        self.time.after(delay_s, lambda: self.do(work))
+
+    def pause(self, seconds: float) -> None:
+        self._is_paused = True
+        self.time.after(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        backlog, self._backlog = self._backlog, []
+        for work in backlog:
+            self.do(work)
+
+
+class Network:
+    """Delays messages and cuts ways. A way is (from, to); a cut one swallows what is sent."""
+
+    def __init__(self, time: VirtualTime, source: random.Random, *, slow_share: float) -> None:
+        self.time = time
+        self.random = source
+        self._slow_share = slow_share
+        self._cut_until: dict[tuple[str, str], float] = {}
+
+    def delay(self) -> float:
+        """Mostly below a millisecond, sometimes long."""
+        if self.random.random() < self._slow_share:
+            return self.random.uniform(0.005, 0.3)
+        return self.random.uniform(0.0001, 0.001)
+
+    def cut(self, sender: str, receiver: str, seconds: float) -> None:
+        self._cut_until[sender, receiver] = self.time.now + seconds
+
+    def heal(self) -> None:
+        self._cut_until.clear()
+        self._slow_share = 0.0
+
+    def is_cut(self, sender: str, receiver: str) -> bool:
+        return self._cut_until.get((sender, receiver), 0.0) > self.time.now
+
+    def datagram(self, sender: Process, receiver: Process, work: Work) -> None:
+        """One message outside any stream: in any order, or lost."""
+        if not self.is_cut(sender.name, receiver.name):
+            receiver.after(self.delay(), work)
+
+
+class Connection:
+    """One call in both directions: in order while it lives; broken, each end hears of it in its own time."""
+
+    def __init__(self, network: Network, client: Process, server: Process, *, on_break: tuple[Work, Work]) -> None:
+        self._network = network
+        self._ends = (client, server)
+        self._on_break = on_break
+        self._due = [0.0, 0.0]
+        self.is_broken = False
+
+    def to_server(self, work: Work) -> None:
+        self._send(0, work)
+
+    def to_client(self, work: Work) -> None:
+        self._send(1, work)
+
+    def end(self) -> None:
+        """The client goes: the server hears of it, if it can."""
+        if not self.is_broken:
+            self.is_broken = True
+            self._tell(1, self._network.delay())
+
+    def break_off(self, *, within_s: float = 0.01) -> None:
+        """Nothing more arrives, not even what is on its way."""
+        if not self.is_broken:
+            self.is_broken = True
+            for end in (0, 1):
+                self._tell(end, self._network.random.uniform(0.001, within_s))
+
+    def _tell(self, end: int, delay_s: float) -> None:
+        self._ends[end].after(delay_s, self._on_break[end])
+
+    def _send(self, way: int, work: Work) -> None:
+        sender, receiver = self._ends[way], self._ends[1 - way]
+        if self.is_broken:
+            return
+        if self._network.is_cut(sender.name, receiver.name):
+            self.break_off(within_s=3.0)  # what keepalive takes
+            return
+        now = self._network.time.now
+        self._due[way] = max(self._due[way], now + self._network.delay())
+        receiver.after(self._due[way] - now, lambda: None if self.is_broken else work())

@@ -1,0 +1,186 @@
+"""Recorded runs replay to the same results from every file alone; what differs is named to the row; damage is typed."""
+
+import queue
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protos.service.plan_recording import EntryKind, LivePages, encode_pages, read_entries
+from protos.wire.errors import DataFault, InvalidRequest
+from protos.wire.plan import MaskColumns, PenaltyColumns
+from scheduler_svc.links.recorder import PlanRecorder
+from tests.support import plans
+from tests.support.plan_driver import Request
+from tests.support.recorded_runs import (
+    WORKER,
+    RecordedExecutor,
+    recorded_run,
+    replayed,
+    rewritten,
+    settings,
+    with_other_token,
+    with_result,
+)
+from tests.support.simulated import simulated_executor
+from worker_svc.replay.literal_plans import with_literals
+
+
+def requests(count, *, first=0):
+    return [
+        Request(
+            prompt_ids=[(n * 31 + k * k) % 900 for k in range(20 + n * 3 % 60)],
+            max_new=12 + n % 7,
+            temperature=0.9 * (n % 2),
+            seed=n,
+            top_logprobs=2 * (n % 3),
+        )
+        for n in range(first, first + count)
+    ]
+
+
+@pytest.fixture
+def files(tmp_path):
+    waves = [requests(6, first=10 * wave) for wave in range(12)]
+    return recorded_run(tmp_path / "rec", simulated_executor(num_pages=60), waves, max_file_bytes=4096)
+
+
+def test_every_file_replays_alone_to_the_same_results(files):
+    assert len(files) >= 3
+    seen = set()
+    for path in files:
+        replayer = replayed(path, simulated_executor(num_pages=60))
+        assert (replayer.counts.differing, replayer.first) == (0, None)
+        assert replayer.counts.plans > 5
+        seen.add(replayer.counts.rebuilt_pages > 0)
+    assert seen == {True, False}
+
+
+def test_a_replay_without_the_pages_of_its_opening_differs(files, tmp_path):
+    without = rewritten(files[0], tmp_path / "w", lambda entry: None if entry.kind is EntryKind.PAGES else entry)
+    assert replayed(without, simulated_executor(num_pages=60)).first is not None
+
+
+def test_a_flipped_token_is_reported_at_its_row(files, tmp_path):
+    oldest = files[-1]
+    flipped = rewritten(oldest, tmp_path / "f", lambda entry: with_result(entry, 9, lambda r: with_other_token(r, 2)))
+    first = replayed(flipped, simulated_executor(num_pages=60)).first
+    assert (first.seq, first.row, first.handle, first.field) == (9, 2, 3, "rows.token_ids")
+    assert int(first.expected) == int(first.got) + 1
+
+
+def test_a_changed_log_probability_is_reported_beyond_the_tolerance(files, tmp_path):
+    def change(result):
+        values = result.logprobs.output.copy()
+        row = int(np.flatnonzero(values)[0])
+        values[row] -= 0.25
+        changed_rows.append(row)
+        return replace(result, logprobs=replace(result.logprobs, output=values))
+
+    changed_rows = []
+    path = rewritten(files[-1], tmp_path / "f", lambda entry: with_result(entry, 12, change))
+    first = replayed(path, simulated_executor(num_pages=60), tolerance=0.2).first
+    assert (first.seq, first.row, first.field) == (12, changed_rows[0], "logprobs.output")
+    assert replayed(path, simulated_executor(num_pages=60), tolerance=0.3).first is None
+
+
+def test_references_and_terms_replay(tmp_path):
+    recorder = PlanRecorder(settings(tmp_path / "rec", max_file_bytes=1))
+    recorder.start()
+    for _ in range(2):
+        executor = RecordedExecutor(simulated_executor(), recorder)
+        prompt = plans.extend(0, 20, ids=range(20), pages=(1, 2), handle=1)
+        executor.execute(plans.make_plan([prompt], info=executor.worker_info(), seq=1))
+        for seq in range(2, 9):
+            row = plans.decode(18 + seq, pages=(1, 2), handle=1, reference=(seq - 1, 0))
+            executor.execute(plans.make_plan([row], info=executor.worker_info(), seq=seq))
+    recorder.stop()
+    found = [replayed(path, simulated_executor()) for path in tmp_path.iterdir()]
+    assert all(replayer.first is None for replayer in found)
+    assert len(found) > 4
+
+
+def test_a_literal_still_counts_for_the_penalties_of_its_row():
+    row = plans.decode(20, handle=1, reference=(3, 0))
+    penalties = PenaltyColumns(
+        repetition=plans.f32(1.5),
+        frequency=plans.f32(0),
+        presence=plans.f32(0),
+        prompt_indptr=plans.u32(0, 0),
+        prompt_ids=plans.u32(),
+        output_indptr=plans.u32(0, 1),
+        output_ids=plans.u32(4),
+        output_counts=plans.u32(1),
+    )
+    plan = plans.make_plan([row], seq=4, penalties=penalties)
+    found = with_literals(plan, {3: np.array([4], np.int32)})
+    assert (found.tokens.ids.tolist(), found.tokens.sources) == ([4], None)
+    assert found.penalties.output_counts.tolist() == [2]
+    found = with_literals(plan, {3: np.array([9], np.int32)})
+    assert dict(zip(found.penalties.output_ids.tolist(), found.penalties.output_counts.tolist(), strict=True)) == {
+        4: 1,
+        9: 1,
+    }
+    assert with_literals(plan, {2: np.array([9], np.int32)}) is plan
+    with pytest.raises(DataFault, match="plan 4 refers to row 0 of plan 3, which has no token"):
+        with_literals(plan, {3: np.array([-1], np.int32)})
+
+
+def test_a_full_queue_never_waits_and_marks_the_file(tmp_path, caplog):
+    recorder = PlanRecorder(settings(tmp_path / "rec"))
+    recorder._queue = queue.Queue(3)
+    info = simulated_executor().worker_info()
+    recorder.attached(WORKER, epoch=1, term=1, info=info)
+    for seq in range(1, 9):
+        recorder.plan_sent(WORKER, plans.make_plan([plans.extend(0, 4)], info=info, seq=seq))
+    recorder.start()
+    recorder.stop()
+    assert [entry.kind for entry in read_entries(tmp_path / "rec")].count(EntryKind.DROPPED) == 1
+    assert "recording fell behind and is incomplete" in caplog.text
+    with pytest.raises(DataFault, match="incomplete"):
+        replayed(tmp_path / "rec", simulated_executor())
+
+
+def test_pages_that_are_not_all_known_are_refused(tmp_path, files):
+    def change(entry):
+        if entry.kind is not EntryKind.PAGES:
+            return entry
+        empty = np.zeros(0, np.int32)
+        none = dict.fromkeys(("pages", "parents", "token_ids", "result_seqs", "result_tokens"), empty)
+        pages = LivePages(is_complete=False, indptr=np.zeros(1), result_indptr=np.zeros(1), **none)
+        return replace(entry, payload=encode_pages(pages))
+
+    path = rewritten(files[0], tmp_path / "f", change)
+    with pytest.raises(DataFault, match="does not know every page"):
+        replayed(path, simulated_executor(num_pages=60))
+
+
+def test_a_result_without_its_plan_and_another_geometry_are_refused(tmp_path, files):
+    without = rewritten(files[-1], tmp_path / "f", lambda entry: None if entry.kind is EntryKind.PLAN else entry)
+    with pytest.raises(DataFault, match="result of plan 1, and not the plan"):
+        replayed(without, simulated_executor(num_pages=60))
+    with pytest.raises(InvalidRequest, match="other pools"):
+        replayed(files[-1], simulated_executor(num_pages=60, page_size=32))
+
+
+def test_a_mask_travels_too(tmp_path):
+    recorder = PlanRecorder(settings(tmp_path / "rec"))
+    recorder.start()
+    executor = RecordedExecutor(simulated_executor(), recorder)
+    masks = MaskColumns(masks=plans.make_masks(1000)[1:2], row_masks=plans.u32(1))
+    plan = plans.make_plan([plans.extend(0, 20)], info=executor.worker_info(), masks=masks)
+    assert executor.execute(plan).rows.token_ids[0] in (3, 4)
+    recorder.stop()
+    assert replayed(tmp_path / "rec", simulated_executor()).first is None
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_start_and_old_files_move_on(tmp_path):
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        PlanRecorder(settings(tmp_path / "none" / "rec")).start()
+    for content in range(5):
+        recorder = PlanRecorder(settings(tmp_path / "rec", max_files=3))
+        recorder.start()
+        recorder.stop()
+        (tmp_path / "rec").write_text(str(content))
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {"rec": "4", "rec.1": "3", "rec.2": "2"}

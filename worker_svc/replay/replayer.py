@@ -1,0 +1,158 @@
+"""Runs the plans of one worker in a recording on an executor, in order, and compares each result.
+
+Knows nothing of devices. Guards: a plan runs only after everything recorded before it, on pages that hold what they
+held then.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from protos.service.plan_recording import Entry, EntryKind, LivePages, decode_attachment, decode_pages
+from protos.wire.codec import decode_plan, decode_result
+from protos.wire.enums import Feature
+from protos.wire.errors import DataFault, EngineError, InvalidRequest
+from protos.wire.plan import ForwardPlan
+from protos.wire.result import ForwardResult
+from protos.wire.validate import validate_plan
+from protos.wire.worker_info import WorkerInfo
+from worker_svc.executor import Executor
+from worker_svc.replay.comparison import Difference, first_difference
+from worker_svc.replay.literal_plans import with_literals
+from worker_svc.replay.pool_rebuild import rebuild_plans
+
+Array = np.ndarray
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayCounts:
+    """What happened so far."""
+
+    plans: int = 0
+    rows: int = 0
+    tokens: int = 0
+    rebuilt_pages: int = 0
+    rejected: int = 0
+    """Plans that the worker had refused; not run."""
+    unanswered: int = 0
+    """Plans without a result in the file; not run."""
+    differing: int = 0
+    """Plans with a difference."""
+    forward_ns: int = 0
+    recorded_forward_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRules:
+    """What is done with results."""
+
+    worker: str
+    compares: bool
+    logprob_tolerance: float
+
+
+class Replayer:
+    """One run over one file."""
+
+    def __init__(self, executor: Executor, rules: ReplayRules) -> None:
+        self.counts = ReplayCounts()
+        self.first: Difference | None = None
+        """None: no difference so far."""
+        self._executor = executor
+        self._rules = rules
+        self._pending: dict[int, ForwardPlan] = {}
+        self._known: dict[int, Array] = {}
+        """Tokens of plans that were answered before this file."""
+
+    def run(self, entries: Iterator[Entry]) -> Iterator[None]:
+        """Take every entry; yields after each plan.
+
+        Raises:
+            DataFault: the recording is damaged or incomplete.
+            EngineError: the executor cannot run a plan.
+        """
+        for entry in entries:
+            if entry.kind is EntryKind.DROPPED:
+                message = f"the recording is incomplete: entries are missing after {self.counts.plans} plans"
+                raise DataFault(message, field="recording")
+            if entry.worker != self._rules.worker:
+                continue
+            match entry.kind:
+                case EntryKind.ATTACH:
+                    self._attach(decode_attachment(entry.payload).info)
+                case EntryKind.PAGES:
+                    self._rebuild(decode_pages(entry.payload))
+                case EntryKind.PLAN:
+                    plan = decode_plan(entry.payload)
+                    self._pending[plan.identity.seq] = plan
+                case EntryKind.RESULT:
+                    self._answered(decode_result(entry.payload))
+                    yield
+        self.counts.unanswered += len(self._pending)
+
+    def _attach(self, recorded: WorkerInfo) -> None:
+        """A new term: nothing of the one before counts."""
+        _check_geometry(recorded, self._executor.worker_info())
+        self._executor.reset()
+        self.counts.unanswered += len(self._pending)
+        self._pending.clear()
+        self._known.clear()
+
+    def _rebuild(self, live: LivePages) -> None:
+        for plan in rebuild_plans(live, self._executor.worker_info()):
+            self._execute(plan)
+        self._executor.reset()
+        self.counts.rebuilt_pages += len(live.pages)
+        bounds = live.result_indptr.tolist()
+        for index, seq in enumerate(live.result_seqs.tolist()):
+            self._known[seq] = live.result_tokens[bounds[index] : bounds[index + 1]]
+
+    def _answered(self, recorded: ForwardResult) -> None:
+        plan = self._pending.pop(recorded.identity.seq, None)
+        if plan is None:
+            message = f"the recording holds a result of plan {recorded.identity.seq}, and not the plan"
+            raise DataFault(message, field="recording")
+        if recorded.rejection is not None:
+            self.counts.rejected += 1
+            return
+        got = self._execute(with_literals(plan, self._known))
+        self._count(plan, recorded, got)
+        if not self._rules.compares:
+            return
+        found = first_difference(recorded, got, logprob_tolerance=self._rules.logprob_tolerance)
+        if found is not None:
+            self.counts.differing += 1
+            self.first = self.first or found
+
+    def _execute(self, plan: ForwardPlan) -> ForwardResult:
+        """Run one plan as this executor's own.
+
+        Raises:
+            EngineError: names the plan.
+        """
+        info = self._executor.worker_info()
+        plan = replace(plan, identity=replace(plan.identity, incarnation=info.incarnation))
+        if Feature.CANARY not in info.features:  # it checks and changes no token
+            plan = replace(plan, rows=replace(plan.rows, canary_seeds=None, canary_hashes=None))
+        try:
+            validate_plan(plan, info)
+            return self._executor.execute(plan)
+        except EngineError as error:
+            error.plan_seq = plan.identity.seq
+            raise
+
+    def _count(self, plan: ForwardPlan, recorded: ForwardResult, got: ForwardResult) -> None:
+        counts = self.counts
+        counts.plans += 1
+        counts.rows += plan.rows.num_rows
+        counts.tokens += int(plan.rows.extend_lens.sum(dtype=np.int64))
+        counts.forward_ns += got.timings.forward_ns
+        counts.recorded_forward_ns += recorded.timings.forward_ns
+
+
+def _check_geometry(recorded: WorkerInfo, here: WorkerInfo) -> None:
+    pools = [(pool.kind, pool.page_size) for pool in recorded.sub_pools]
+    own = [(pool.kind, pool.page_size) for pool in here.sub_pools]
+    if pools != own or recorded.logits_width != here.logits_width:
+        raise InvalidRequest("the recorded worker has other pools or another vocabulary than this one", field="model")

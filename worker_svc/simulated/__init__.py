@@ -1,0 +1,1 @@
+"""A device that is a table of step times, with exact pages. Free of torch."""
