@@ -67,6 +67,10 @@ class ServeExecution:
     """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
     graph: Literal["off", "decode", "prefill", "all"] | None = None
     """Phases whose steps replay captured graphs, where torch computes. Default: all."""
+    window: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=8))] = None
+    """Plans in flight on a worker. Default: 2, so that no worker waits for the next plan."""
+    kv_canary: Literal["off", "count", "refuse"] | None = None
+    """Check on every read that KV slots hold the row's own tokens. Default: off."""
 
 
 @Parameter(name="*")
@@ -187,6 +191,8 @@ def _chosen(options: ServeOptions) -> dict[str, str]:
     given: dict[str, object] = {
         "--kernels": options.execution.kernels,
         "--graph": options.execution.graph,
+        "--window": options.execution.window,
+        "--kv-canary": options.execution.kv_canary,
         "--num-pages": options.limits.num_pages,
         "--max-rows": options.limits.max_rows,
         "--max-tokens": options.limits.max_tokens_per_plan,

@@ -201,6 +201,14 @@ class RecordingWriter:
             self._file.close()
 
 
+def is_recording(path: Path) -> bool:
+    """Whether a file of this kind is at `path`, whole or not; an empty file is one that was never begun."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (MAGIC, b"")
+
+
 def read_header(path: Path) -> RecordingHeader:
     """The header of the file at `path`.
 

@@ -3,7 +3,7 @@
 A worker's rows share each step, so one more row makes all of them slower. With R rows that are replaced as they end, a
 step computes R tokens and the prefill of those that come:
 
-    step(R) = stretch * cost(R * (1 + prefill tokens per output token))
+    step(R) = stretch * cost(R + R * prefill tokens per output token, at most those of the largest plan measured)
 
 Pure; made for one look, and knows only what had been measured by then.
 """
@@ -21,6 +21,8 @@ _OWN_SHARE = 0.6
 _LOST_SHARE = 0.5
 """A row that would be late even with so many of the rows is not waited for."""
 
+_LEAST_S = 1e-6
+"""Of a step: a model that was fitted to few shapes may say that tokens cost nothing."""
 _CONTEXT = 1024
 """Any number of tokens: it is for the model's slope."""
 
@@ -42,6 +44,8 @@ class Outlook:
         self._typical_output = 0.0
         self._least_s = math.inf
         """The longest step with which every row is in time."""
+        self._most_prefill = float(worker.cost.most_tokens)
+        """Tokens of a step beside its rows: the rest of the prompts waits for the next one."""
         self._costs_s = (0.0, 0.0, 0.0)
         """Of a plan, of each of its tokens, of each token of its context."""
         if self.is_known:
@@ -52,7 +56,7 @@ class Outlook:
     def token_s(self) -> float:
         """Time that a token of those who wait takes, at the present load."""
         rows = max(self._rows, 1)
-        return self._step_s(rows) / (rows * (1 + self._prefill_share))
+        return self._step_s(rows) / self._tokens(rows)
 
     def takes_s(self, known_tokens: int, most_tokens: int) -> float:
         """From the placement of a request, at the present load, until it is done.
@@ -111,7 +115,11 @@ class Outlook:
         """A step with so many rows like those that run."""
         plan_s, token_s, context_s = self._costs_s
         context = self._context * rows / self._rows if self._rows else 0.0
-        return plan_s + token_s * rows * (1 + self._prefill_share) + context_s * context
+        return max(_LEAST_S, plan_s + token_s * self._tokens(rows) + context_s * context)
+
+    def _tokens(self, rows: float) -> float:
+        """Of a step with so many rows."""
+        return rows + min(rows * self._prefill_share, self._most_prefill)
 
     def _prefill_s(self, tokens: int) -> float:
         """Of the prompts on the worker and so many tokens more."""

@@ -140,7 +140,10 @@ def _row_error(request: Request, failure: RowFailure) -> EngineError:
 
 
 def _reject(state: SchedulerState, plan: PlanInFlight, rejection: PlanRejection, *, out: list[Instruction]) -> None:
-    """Nothing was executed: the row that is named fails, the others go on from their pages."""
+    """Nothing was executed: the row that is named fails, the others go on from their pages.
+
+    They are not blamed, since the culprit is gone from the next plan. Without a culprit all of them are.
+    """
     state.counters.rejected_plans += 1
     for index, row in enumerate(plan.rows):
         if row.request.attempt != row.attempt:
@@ -148,5 +151,7 @@ def _reject(state: SchedulerState, plan: PlanInFlight, rejection: PlanRejection,
         elif index == rejection.row:
             message = f"the worker refused the row: {rejection.field}"
             fail(state, row.request, error=InternalFault(message, field=rejection.field, plan_seq=plan.seq), out=out)
+        elif rejection.row is not None and 0 <= rejection.row < len(plan.rows):
+            rewind(row.request)
         else:
             _retry_row(state, row.request, failure=RowFailure.LIMIT, out=out)

@@ -42,16 +42,14 @@ class Number:
 
     low: float
     high: Limit
-    low_is_open: bool = False
 
     def check(self, value: float, field: str, facts: ModelFacts, /) -> None:
         """Refuse what is outside."""
         high = _resolve(self.high, facts)
-        is_above_low = value > self.low if self.low_is_open else value >= self.low
         # Written so that NaN, for which every comparison is false, is outside.
-        if not (is_above_low and value <= high):
-            interval = f"{'(' if self.low_is_open else '['}{_show(self.low)}, {_show(high)}]"
-            raise InvalidRequest(f"{field} is {_show(value)}; allowed: {interval}", field=field)
+        if not self.low <= value <= high:
+            message = f"{field} is {_show(value)}; allowed: [{_show(self.low)}, {_show(high)}]"
+            raise InvalidRequest(message, field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +168,16 @@ _CHAT: Mapping[str, Rule] = MappingProxyType(
     }
 )
 
+_SMALLEST_F32 = float(np.finfo(np.float32).tiny)
+"""Of what must be above 0: plans carry it in 32 bits, and workers refuse smaller ones."""
+
 SAMPLING_RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "temperature": Number(0, limits.MAX_TEMPERATURE),
-        "top_p": Number(0, 1, low_is_open=True),
+        "top_p": Number(_SMALLEST_F32, 1),
         "top_k": Number(0, _logits_width),
         "min_p": Number(0, 1),
-        "repetition_penalty": Number(0, limits.MAX_REPETITION_PENALTY, low_is_open=True),
+        "repetition_penalty": Number(_SMALLEST_F32, limits.MAX_REPETITION_PENALTY),
         "frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
         "presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
         "seed": Anything(),

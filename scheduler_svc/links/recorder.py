@@ -19,6 +19,7 @@ from protos.service.plan_recording import (
     RecordingWriter,
     encode_attachment,
     encode_pages,
+    is_recording,
 )
 from protos.wire.codec import encode_plan, encode_result
 from protos.wire.errors import InvalidRequest
@@ -75,8 +76,12 @@ class PlanRecorder:
         """Begin; a file that is there already becomes an older one.
 
         Raises:
-            InvalidRequest: the file cannot be written.
+            InvalidRequest: the file cannot be written, or is there and no recording.
         """
+        path = self._settings.path
+        if path.exists() and not is_recording(path):
+            message = f"{path.name} is there already and is no recording of plans: choose another name"
+            raise InvalidRequest(message, field="record")
         _logger.warning("plans are recorded: the files hold token ids", extra={"file": self._settings.path.name})
         try:
             self._writer = self._open()

@@ -139,3 +139,23 @@ def test_those_who_are_sent_away_are_told_to_come_one_after_the_other():
 
     assert [hint(10.0) for _ in range(5)] == [2.0, 2.5, 3.0, 3.0, 3.0]
     assert hint(20.0) == 2.0
+
+
+def test_a_model_that_says_tokens_cost_nothing_refuses_nobody_and_ends_nothing():
+    harness = CoreHarness()
+    harness.attach()
+    worker = harness.state.workers["w0"]
+    for index in range(60):  # all of the time goes to the context
+        context = 1000 + 200 * index
+        worker.measured(PlanShape(1 + index % 3, context), (context - 1000) * 2e-7 + 1e-6)
+    assert outlook(harness).token_s > 0
+    harness.submit(*[make_spec(stream, deadline_s=600.0) for stream in range(1, 9)])
+    assert len(running(harness)) == 8
+
+
+def test_prompts_without_output_do_not_make_every_step_as_long_as_all_of_them():
+    harness = measured_harness()
+    harness.submit(*[make_spec(stream, prompt=300, max_tokens=1, deadline_s=600.0) for stream in range(1, 5)])
+    look = outlook(harness)
+    # A step computes its rows and at most the prefill of the largest plan measured: 0.1 s + (5 + 40) * 10 ms.
+    assert look.takes_s(0, 100) <= 100 * 0.56 + 1200 * 0.011

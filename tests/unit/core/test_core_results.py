@@ -281,3 +281,20 @@ def _hybrid_info() -> WorkerInfo:
         ),
         features=CORE_FEATURES | {Feature.WINDOW_SUB_POOL},
     )
+
+
+def test_rows_beside_a_rejected_one_are_not_blamed_however_often_it_happens():
+    harness = make_harness()
+
+    def reject_the_last(plan):
+        rows = plan.rows.num_rows
+        return PlanRejection(reason="INVALID_PLAN", field="top_ps", row=rows - 1, message="no") if rows > 1 else None
+
+    harness.reject = reject_the_last
+    harness.submit(*[make_spec(stream) for stream in range(1, 10)])
+    harness.run()
+
+    assert all(isinstance(harness.end(stream), RequestRefused) for stream in range(2, 10))
+    assert harness.output(1) == oracle(harness.infos["w0"], make_spec(1))
+    assert harness.state.counters.rejected_plans == 8
+    harness.assert_balanced()
