@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model test-models demo serve test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign mutants clean
+.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign mutants clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -48,6 +48,12 @@ demo: setup  ## everything from nothing: a streamed chat answer, a summary, a cl
 
 serve: setup  ## the same services, staying up until Ctrl-C
 	$(BIN)/forwardplane serve
+
+setup-system:  ## Debian packages of what runs beside the services: Prometheus, Alertmanager
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends prometheus prometheus-alertmanager
+
+observe: setup-dev  ## Prometheus and Alertmanager beside `make serve`, until Ctrl-C
+	$(BIN)/python -m k8s.observability.observe
 
 test: setup-dev test-models  ## all tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu and not bench and not slow" -n 2 --dist loadfile
