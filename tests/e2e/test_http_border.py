@@ -120,7 +120,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": MESSAGES, "temperature": "1"}, "temperature", "valid number"),
     (CHAT, {"messages": MESSAGES, "temperature": True}, "temperature", "valid number"),
     (CHAT, {"messages": MESSAGES, "temperature": -1}, "temperature", "temperature is -1; allowed: [0, 100]"),
-    (CHAT, {"messages": MESSAGES, "top_p": 0}, "top_p", "top_p is 0; allowed: (0, 1]"),
+    (CHAT, {"messages": MESSAGES, "top_p": 0}, "top_p", "top_p is 0; allowed: [1.17549e-38, 1]"),
     (CHAT, {"messages": MESSAGES, "frequency_penalty": 5}, "frequency_penalty", "frequency_penalty is 5; allowed"),
     (CHAT, {"messages": MESSAGES, "presence_penalty": 9}, "presence_penalty", "presence_penalty is 9; allowed"),
     (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "max_tokens", "max_tokens is 0; allowed only together with"),
