@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.service.plan_recording import EntryKind, LivePages, encode_pages, read_entries
+from protos.service.plan_recording import MAGIC, EntryKind, LivePages, encode_pages, read_entries
 from protos.wire.errors import DataFault, InvalidRequest
 from protos.wire.plan import MaskColumns, PenaltyColumns
 from scheduler_svc.links.recorder import PlanRecorder
@@ -181,6 +181,6 @@ def test_a_file_that_cannot_be_written_is_refused_at_start_and_old_files_move_on
         recorder = PlanRecorder(settings(tmp_path / "rec", max_files=3))
         recorder.start()
         recorder.stop()
-        (tmp_path / "rec").write_text(str(content))
-    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert kept == {"rec": "4", "rec.1": "3", "rec.2": "2"}
+        (tmp_path / "rec").write_bytes(MAGIC + str(content).encode())
+    kept = {path.name: path.read_bytes().removeprefix(MAGIC) for path in tmp_path.iterdir()}
+    assert kept == {"rec": b"4", "rec.1": b"3", "rec.2": b"2"}

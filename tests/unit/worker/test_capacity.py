@@ -13,7 +13,8 @@ from worker_svc.device import graph_memory
 from worker_svc.device.memory import free_host_bytes
 from worker_svc.runners import pool_sizes
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.pool_sizes import fingerprint_of
+from worker_svc.runners.graph_memory_need import fingerprint_of
+from worker_svc.runners.graph_settings import GraphSettings
 
 PAGE = 16
 
@@ -90,18 +91,17 @@ def test_without_a_setting_the_pool_is_within_a_quarter_of_what_this_machine_has
 def test_a_fraction_and_the_graphs_of_the_last_start_size_the_pool(tmp_path, free):
     folder = tiny_folder(tmp_path)
     file = tmp_path / "graphs.json"
-    settings = ExecutorSettings(
-        kernels="torch", max_rows=64, threads=1, memory_fraction=0.5, graph_memory_file=str(file)
-    )
+    graphs_on = GraphSettings(graph="all", graph_memory_file=str(file))
+    settings = ExecutorSettings(kernels="torch", max_rows=64, threads=1, memory_fraction=0.5, graphs=graphs_on)
     store = graph_memory.GraphMemoryStore(file)
     fingerprint = fingerprint_of(settings, weights=folder.card.weights_fingerprint)
     pages = []
-    for graphs in ({}, {GraphPhase.DECODE: 1_000_000, GraphPhase.PREFILL: 500_000}):
+    for graphs in ({GraphPhase.DECODE: 1_000_000}, {GraphPhase.DECODE: 1_000_000, GraphPhase.PREFILL: 500_000}):
         store.write(fingerprint, graphs)
         free(20_000_000, 15_000_000)
         (pool,) = build_tp_model_worker(folder, settings).worker_info().sub_pools
         pages.append(pool.num_pages)
-    assert pages == [5_000_000 // pool.bytes_per_page, 3_500_000 // pool.bytes_per_page]
+    assert pages == [4_000_000 // pool.bytes_per_page, 3_500_000 // pool.bytes_per_page]
 
 
 def test_a_start_that_cannot_have_its_pools_names_the_smallest_setting(tmp_path, free):
