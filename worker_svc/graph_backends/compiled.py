@@ -41,6 +41,7 @@ class CompiledBackend:
     def __init__(self, *, kept: KeptTensors, breaks: BreakPoints) -> None:
         self._kept = kept
         self._breaks = breaks
+        self._uncompiled = _Uncompiled()
         self._captured: dict[Hashable, _Captured] = {}
 
     def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
@@ -71,14 +72,18 @@ class CompiledBackend:
         self._captured.clear()
 
     def _run(self, compiled: Callable[[], Outputs]) -> Outputs:
-        with self._breaks.handled_by(_Uncompiled()):
+        with self._breaks.handled_by(self._uncompiled):
             return tuple(self._kept.copy(made, place=index) for index, made in enumerate(compiled()))
 
 
 class _Uncompiled:
     """Runs marked calls outside the compiled pieces."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types here
-    def marked(self, function: Marked, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Result:
-        """See `BreakPolicy.marked`."""
-        return function(*tensors, **options)
+    def __init__(self) -> None:
+        # Here and not above the class: it loads torch's compiler, a second of every start that compiles nothing.
+        self.marked = torch.compiler.disable(_run_marked)
+
+
+def _run_marked(function: Marked, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Result:
+    """See `BreakPolicy.marked`."""
+    return function(*tensors, **options)
