@@ -25,9 +25,9 @@ _MOST = {GraphPhase.DECODE: MAX_PLAN_ROWS, GraphPhase.PREFILL: MAX_PLAN_TOKENS}
 class AdviceOptions:
     """What was seen, and what may be captured."""
 
-    from_metrics: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    from_metrics: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
     """Metrics of a worker: a URL such as http://127.0.0.1:9465/metrics, or a file of the text. Several are added up."""
-    from_plans: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
+    from_plans: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = ()
     """Recordings of `serve --record`. Several are added up."""
     max_graphs: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None
     """Most graphs, of all phases together. Default: as many as now."""
@@ -67,7 +67,10 @@ def buckets_advise(options: AdviceOptions, console: Console) -> int:
     if observed.note:
         console.print(observed.note, style="yellow", highlight=False, markup=False)
     console.print(advice_table(advices, what=what))
-    console.print(_conclusion(advices), highlight=False)
+    console.print(_conclusion(advices), highlight=False, soft_wrap=True)
+    for advice in advices:
+        if advice.advised.buckets[-1] < advice.now.buckets[-1]:
+            console.print(_warning(advice), highlight=False)
     return OK
 
 
@@ -84,7 +87,8 @@ def _observed(options: AdviceOptions) -> Observed:
 
 def advice_table(advices: tuple[PhaseAdvice, ...], *, what: str) -> Table:
     """Two lines a phase: the present list, named `what`, and the advised one."""
-    table = Table("phase", "list", "graphs", "forwards replayed", "real tokens", "padded tokens", "padding", "buckets")
+    table = Table("phase", "list", "graphs", "forwards replayed", "real tokens", "padded tokens", "padding")
+    table.add_column("buckets", overflow="fold")
     for advice in advices:
         for name, found in ((what, advice.now), ("advised", advice.advised)):
             table.add_row(*_cells(advice, name, found))
@@ -109,6 +113,11 @@ def _conclusion(advices: tuple[PhaseAdvice, ...]) -> str:
     computed = sum(advice.real + advice.now.padded for advice in advices)
     flags = " ".join(f"--{advice.phase.name.lower()}-buckets {shown(advice.advised.buckets)}" for advice in advices)
     return f"saves {saved} of {computed} computed tokens ({_share(saved, computed):.1%}): {flags}"
+
+
+def _warning(advice: PhaseAdvice) -> str:
+    last = advice.advised.buckets[-1]
+    return f"{advice.phase.name.lower()}: nothing above {last} was seen, and with this list it would run eagerly"
 
 
 def _share(part: int, whole: int) -> float:

@@ -23,7 +23,7 @@ TARGET = Path(__file__).with_name("bucket_traces.json")
 
 def recorded(path: Path, load: tuple[str, ...]) -> dict[str, dict[str, int]]:
     with served(device="simulated", numerics="fast", record=path) as server:
-        command = [str(Path(sys.executable).with_name("forwardplane")), "bench", "--target", server.target]
+        command = [sys.executable, "-m", "protos.client.command", "bench", "--target", server.target]
         subprocess.run([*command, "--requests", REQUESTS, *load], check=True)
     observed = Observed()
     add_plans(observed, path)

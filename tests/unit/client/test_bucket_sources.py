@@ -89,6 +89,8 @@ def test_the_advice_names_the_saving_and_flags_that_serve_takes(exposed):
     text = said(from_metrics=(str(path),))
     assert "saves 3 of 62 computed tokens (4.8%)" in text
     assert "--decode-buckets 1,3 --prefill-buckets 16,32" in text
+    assert "decode: nothing above 3 was seen" in text
+    assert "prefill: nothing above" not in text
     fewer = said(from_metrics=(str(path),), max_graphs=2)
     assert "--decode-buckets 3 --prefill-buckets 32" in fewer
 
