@@ -10,11 +10,12 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from protos.service.plan_recording import EntryKind, decode_attachment, read_entries
+from protos.service.plan_recording import EntryKind, read_entries
+from protos.service.recording_payloads import decode_attachment
 from protos.wire.buckets import PHASES, real_units
 from protos.wire.codec import decode_plan
 from protos.wire.enums import GraphPhase
-from protos.wire.errors import DataFault, InvalidRequest
+from protos.wire.errors import InvalidRequest
 from protos.wire.worker_info import Buckets
 
 _TOKENS = "forwardplane_worker_forward_tokens_bucket"
@@ -73,22 +74,17 @@ def add_plans(observed: Observed, path: Path) -> None:
 
     Raises:
         InvalidRequest: it is no recording.
-        DataFault: it holds nothing that can be read.
+        DataFault: it is damaged.
     """
-    plans = 0
-    try:
-        for entry in read_entries(path):
-            if entry.kind is EntryKind.ATTACH:
-                info = decode_attachment(entry.payload).info
-                observed.device = info.device
-                _add_buckets(observed, info.buckets)
-            elif entry.kind is EntryKind.PLAN:
-                _add_plan(observed, entry.payload)
-                plans += 1
-    except DataFault as error:
-        if not plans:
-            raise
-        observed.note = f"{error.message}: its first {plans} plans are used"
+    for entry in read_entries(path):
+        if entry.kind is EntryKind.ATTACH:
+            info = decode_attachment(entry.payload).info
+            observed.device = info.device
+            _add_buckets(observed, info.buckets)
+        elif entry.kind is EntryKind.PLAN:
+            _add_plan(observed, entry.payload)
+        elif entry.kind is EntryKind.CUT:
+            observed.note = f"{path.name} is cut off {entry.payload.decode()}: what stands before that is used"
 
 
 def _add_plan(observed: Observed, payload: bytes) -> None:

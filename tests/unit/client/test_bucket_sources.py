@@ -119,14 +119,19 @@ def test_a_recording_that_was_cut_off_counts_as_far_as_it_goes(recording, tmp_pa
     whole, cut = tmp_path / "whole.fprec", tmp_path / "cut.fprec"
     writer = RecordingWriter(whole, RecordingHeader(model="m", weights_fingerprint="w", part=0))
     entries = [entry for entry in read_entries(recording) if entry.kind in (EntryKind.ATTACH, EntryKind.PLAN)]
-    for entry in entries[:3]:
+    for entry in entries[:4]:
         writer.add(entry)
     writer.flush()
     cut.write_bytes(whole.read_bytes())
     writer.close()
-    assert "its first 2 plans are used" in said(from_plans=(cut,))
-    cut.write_bytes(cut.read_bytes()[:12])
-    with pytest.raises(DataFault):
+    cut.write_bytes(cut.read_bytes() + b"begun")
+    text = said(from_plans=(cut,))
+    assert "cut.fprec is cut off at byte" in text
+    assert "2 of 2" in text
+    content = bytearray(cut.read_bytes())
+    content[len(content) // 2] ^= 1
+    cut.write_bytes(content)
+    with pytest.raises(DataFault, match="damaged"):
         said(from_plans=(cut,))
 
 
