@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 settings.register_profile("ci", deadline=None, database=None, print_blob=True)
 settings.load_profile("ci")
 
-LASTING_THREADS = ("_poll_wrapper", "channel_spin", "grpc", "asyncio_", "pytest_timeout")
+LASTING_THREADS = ("_poll_wrapper", "channel_spin", "grpc", "asyncio_", "pytest_timeout", "tqdm_monitor")
 """Parts of the names of threads that libraries keep for the process's life."""
 PATIENCE_S = 2.0
 """How long threads and children may take to end after their test."""

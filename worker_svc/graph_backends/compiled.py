@@ -54,7 +54,7 @@ class CompiledBackend(KeyedBackend[_Captured]):
         def compile_work() -> None:
             _check_compiler()
             with breaks.handled_by(self._uncompiled), _quiet():
-                torch.compile(work, dynamic=False)()
+                _compiled(work)()
 
         return compile_work
 
@@ -65,7 +65,7 @@ class CompiledBackend(KeyedBackend[_Captured]):
             self._kept.reserve(made, place=index)
         pause()
         with _quiet():
-            compiled = torch.compile(work, dynamic=False)
+            compiled = _compiled(work)
             outputs = self._run(compiled)
         self._captured[key] = _Captured(compiled, outputs)
         return outputs
@@ -77,6 +77,11 @@ class CompiledBackend(KeyedBackend[_Captured]):
     def _run(self, compiled: Callable[[], Outputs]) -> Outputs:
         with self._breaks.handled_by(self._uncompiled):
             return tuple(self._kept.copy(made, place=index) for index, made in enumerate(compiled()))
+
+
+def _compiled(work: Work) -> Work:
+    """No processes that compile for it: they would stay, and take the cores from serving."""
+    return torch.compile(work, dynamic=False, options={"compile_threads": 1})
 
 
 def _check_compiler() -> None:
