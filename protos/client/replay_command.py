@@ -18,7 +18,8 @@ from rich.table import Table
 from protos.client.exit_codes import FAILURE, OK
 from protos.client.fetch_model import fetch_model, prepare_folder
 from protos.service.lifecycle import ExitCode
-from protos.service.plan_recording import Attachment, EntryKind, decode_attachment, read_entries, read_header
+from protos.service.plan_recording import EntryKind, read_entries, read_header
+from protos.service.recording_payloads import Attachment, decode_attachment
 from protos.wire.errors import DataFault, FaultError, InvalidRequest
 from protos.wire.worker_info import WorkerInfo
 
@@ -150,6 +151,8 @@ def _show(outcome: dict[str, Any], console: Console) -> int:
         "forward time", f"{counts['forward_ns'] / 1e9:.2f} s; recorded {counts['recorded_forward_ns'] / 1e9:.2f} s"
     )
     table.add_row("plans that differ", str(counts["differing"]))
+    if outcome["cut"] is not None:
+        table.add_row("cut off", f"{outcome['cut']}: compared up to there")
     console.print(table)
     if first is None:
         return OK

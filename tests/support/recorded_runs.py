@@ -1,5 +1,6 @@
 """Runs that are recorded as a link records them, and recordings that are changed on purpose."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,15 @@ WORKER = "worker:1"
 def settings(path: Path, **changes: int) -> RecordingSettings:
     values = {"max_file_bytes": 1 << 30, "max_files": 100, **changes}
     return RecordingSettings(path=path, model="m", weights_fingerprint="w", **values)
+
+
+class PatientRecorder(PlanRecorder):
+    """Waits where the loop must not: nothing is left out."""
+
+    def _put(self, worker, content) -> None:
+        while self._queue.full():
+            time.sleep(0.001)
+        super()._put(worker, content)
 
 
 class RecordedExecutor:
@@ -45,7 +55,7 @@ class RecordedExecutor:
 
 def recorded_run(path: Path, executor: Executor, waves: Sequence[Sequence[Request]], **changes: int) -> list[Path]:
     """The files, newest first; each wave of requests runs on what pages the one before gave back."""
-    recorder = PlanRecorder(settings(path, **changes))
+    recorder = PatientRecorder(settings(path, **changes))
     recorder.start()
     driver = PlanDriver(RecordedExecutor(executor, recorder), budget_tokens=48)
     for wave in waves:
@@ -54,8 +64,8 @@ def recorded_run(path: Path, executor: Executor, waves: Sequence[Sequence[Reques
     return sorted(path.parent.glob(f"{path.name}*"), key=lambda found: (len(found.name), found.name))
 
 
-def replayed(path: Path, executor: Executor, *, tolerance: float = 0.0) -> Replayer:
-    replayer = Replayer(executor, ReplayRules(worker=WORKER, compares=True, logprob_tolerance=tolerance))
+def replayed(path: Path, executor: Executor, *, tolerance: float = 0.0, worker: str = WORKER) -> Replayer:
+    replayer = Replayer(executor, ReplayRules(worker=worker, compares=True, logprob_tolerance=tolerance))
     for _ in replayer.run(read_entries(path)):
         pass
     return replayer

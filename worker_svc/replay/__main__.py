@@ -117,7 +117,14 @@ def replay(config: ReplayProgram) -> int:
         if number % _PROGRESS_PLANS == 0:
             _say({"plans": replayer.counts.plans})
     first = None if replayer.first is None else asdict(replayer.first)
-    _say({"worker": rules.worker, "counts": asdict(replayer.counts), "first_difference": first})
+    _say(
+        {
+            "worker": rules.worker,
+            "counts": asdict(replayer.counts),
+            "first_difference": first,
+            "cut": replayer.cut,
+        }
+    )
     return EQUAL if first is None else DIFFERENT
 
 
