@@ -11,19 +11,18 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from protos.client import exit_codes
 from protos.client.bench_command import bench
 from protos.client.bench_options import BenchOptions
+from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
-from protos.client.generation_client import GenerationClient
-from protos.client.messages import Load
 from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
+from protos.client.status_command import status
 from protos.wire.errors import EngineError
 
 PIPED_WIDTH = 200
@@ -32,6 +31,7 @@ DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
 DEFAULT_BENCH = BenchOptions()
 DEFAULT_REPLAY = ReplayOptions()
+DEFAULT_ADVICE = AdviceOptions()
 
 app = App(
     name="forwardplane",
@@ -39,6 +39,8 @@ app = App(
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
     help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused.",
 )
+buckets_app = App(name="buckets", help="Sizes of captured graphs.")
+app.command(buckets_app)
 
 
 @app.command(name="serve")
@@ -92,8 +94,7 @@ def bench_command(*, options: BenchOptions = DEFAULT_BENCH) -> int:
     Args:
         options: where to measure, with what load, and what to do with the figures.
     """
-    console = Console()
-    return bench(options, console if console.is_terminal else Console(width=PIPED_WIDTH))
+    return bench(options, _wide_console())
 
 
 @app.command(name="replay")
@@ -123,40 +124,28 @@ def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = 
 
 @app.command(name="status")
 def status_command(*, target: str = DEFAULT_TARGET) -> int:
-    """Show a server's load and a table of its workers.
+    """Show a server's load, a table of its workers, and what their captured graphs were used for.
 
     Args:
         target: HOST:PORT of a scheduler.
     """
-    with GenerationClient(target) as client:
-        model, load = client.model(), client.load()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
-    console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
-    console.print(worker_table(load))
-    return exit_codes.OK
+    return status(target, _wide_console())
 
 
-def worker_table(load: Load) -> Table:
-    """One line a worker."""
-    table = Table(
-        "worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans", "replays", "misses"
-    )
-    for worker in load.workers:
-        table.add_row(
-            worker.name,
-            worker.state.name if worker.state else "not attached",
-            f"{worker.device} {worker.dtype}",
-            worker.numerics,
-            worker.kernels,
-            str(worker.requests_running),
-            f"{worker.pages_used} / {worker.pages}",
-            str(worker.plans),
-            str(worker.graph_replays),
-            str(worker.graph_misses),
-        )
-    return table
+@buckets_app.command(name="advise")
+def buckets_advise_command(*, options: AdviceOptions = DEFAULT_ADVICE) -> int:
+    """Propose the bucket sizes of captured graphs that pad least for the forwards that were seen, and what that saves.
+
+    Decode buckets count rows, prefill buckets tokens. The result is exact: no other list of so many graphs pads less. A
+    forward that finds only a bucket above twice its tokens runs eagerly; it is counted as if it were padded.
+
+    For example: `forwardplane buckets advise --from-metrics http://127.0.0.1:9465/metrics --max-graphs 16`, then
+    `forwardplane serve` with the two lists that it prints.
+
+    Args:
+        options: what was seen, and what may be captured.
+    """
+    return buckets_advise(options, _wide_console())
 
 
 @app.command(name="fetch-model")
@@ -174,6 +163,12 @@ def fetch_model_command(
         folder = fetch_model(name, cache=model_cache, progress=status.update)
     Console(soft_wrap=True).print(str(folder.path), highlight=False)
     return exit_codes.OK
+
+
+def _wide_console() -> Console:
+    """For tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPED_WIDTH)
 
 
 def run(call: Callable[[], object], console: Console) -> int:

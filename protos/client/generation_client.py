@@ -12,19 +12,18 @@ import grpc
 import grpc.aio
 
 from protos.client.embed_messages import Embedding, EmbedOptions, embed_request, embeddings_from
+from protos.client.load_messages import Load, load_from
 from protos.client.messages import (
     Chat,
     Chunk,
     GenerateOptions,
     Generation,
-    Load,
     ModelDescription,
     Prompt,
     chat_prompt,
     chunk_from,
     generate_request,
     generation_from,
-    load_from,
     model_from,
 )
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc

@@ -67,6 +67,16 @@ class ServeExecution:
     """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
     graph: Literal["off", "decode", "prefill", "all"] | None = None
     """Phases whose steps replay captured graphs, where torch computes. Default: all."""
+    decode_buckets: str | None = None
+    """Rows of the decode graphs, ascending, such as 1,2,4; see `buckets advise`. Default: the worker's own."""
+    prefill_buckets: str | None = None
+    """Tokens of the prefill graphs, ascending. Default: the worker's own."""
+    decode_graph_backend: Literal["full", "breakable", "compiled"] | None = None
+    """What captures decode steps. Default: full."""
+    prefill_graph_backend: Literal["full", "breakable", "compiled"] | None = None
+    """What captures other steps. Default: breakable."""
+    debug_graph: Annotated[bool, Parameter(negative="")] = False
+    """Keep graph runners, static buffers and padding, but run each step eagerly in them."""
     window: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=8))] = None
     """Plans in flight on a worker. Default: 2, so that no worker waits for the next plan."""
     kv_canary: Literal["off", "count", "refuse"] | None = None
@@ -190,13 +200,15 @@ def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
     given: dict[str, object] = {
         "--kernels": options.execution.kernels,
-        "--graph": options.execution.graph,
         "--window": options.execution.window,
         "--kv-canary": options.execution.kv_canary,
         "--num-pages": options.limits.num_pages,
         "--max-rows": options.limits.max_rows,
         "--max-tokens": options.limits.max_tokens_per_plan,
     }
+    names = ("graph", "decode_buckets", "prefill_buckets", "decode_graph_backend", "prefill_graph_backend")
+    given |= {f"--{name.replace('_', '-')}": getattr(options.execution, name) for name in names}
+    given["--debug-graph"] = "true" if options.execution.debug_graph else None
     if options.device == "simulated":
         given |= {
             "--simulated-steps": options.simulated.simulated_steps,

@@ -145,7 +145,7 @@ def test_a_flipped_token_is_reported_at_its_plan_and_row(recording, model_cache,
 def test_what_cannot_be_replayed_is_said_in_one_line(recording, model_cache, tmp_path):
     graph = replay(recording, model_cache, "--runner", "graph")
     assert graph.returncode == REFUSED
-    assert graph.stderr.strip() == "forwardplane: runner graph: this release captures no graphs"
+    assert graph.stderr.strip() == "forwardplane: runner graph: the recorded device captures no graphs"
     other = tmp_path / "other"
     other.write_text("no recording")
     assert replay(other, model_cache).returncode == REFUSED

@@ -4,8 +4,8 @@ Knows nothing of devices. Guards: a plan runs only after everything recorded bef
 held then.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,12 +13,13 @@ from protos.service.plan_recording import Entry, EntryKind
 from protos.service.recording_payloads import LivePages, decode_attachment, decode_pages
 from protos.wire.codec import decode_plan, decode_result
 from protos.wire.errors import DataFault, EngineError, InvalidRequest
-from protos.wire.plan import ForwardPlan
+from protos.wire.plan import ForwardPlan, GraphChoice
 from protos.wire.result import ForwardResult
 from protos.wire.validate import validate_plan
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 from worker_svc.executor import Executor
 from worker_svc.replay.comparison import Difference, first_difference
+from worker_svc.replay.graph_choice import with_graphs
 from worker_svc.replay.literal_plans import KnownTokens, as_own, known_tokens, with_literals
 from worker_svc.replay.pool_rebuild import rebuild_plans
 
@@ -40,6 +41,10 @@ class ReplayCounts:
     """Plans without a result in the file; not run."""
     differing: int = 0
     """Plans with a difference."""
+    replays: int = 0
+    """Forwards that replayed a captured graph."""
+    misses: dict[str, int] = field(default_factory=dict)
+    """Why the others ran eagerly."""
     forward_ns: int = 0
     recorded_forward_ns: int = 0
 
@@ -51,6 +56,8 @@ class ReplayRules:
     worker: str
     compares: bool
     logprob_tolerance: float
+    graphs: Sequence[Buckets] = ()
+    """What forwards replay; none: they run eagerly."""
 
 
 class Replayer:
@@ -120,6 +127,7 @@ class Replayer:
             self.counts.rejected += 1
             return
         ring_plans = self._executor.worker_info().limits.window + _SPARE_RING_PLANS
+        plan = with_graphs(plan, self._rules.graphs)
         got = self._execute(with_literals(plan, self._known, oldest_seq=plan.identity.seq - ring_plans))
         self._count(plan, recorded, got)
         if not self._rules.compares:
@@ -149,6 +157,12 @@ class Replayer:
         counts.plans += 1
         counts.rows += plan.rows.num_rows
         counts.tokens += int(plan.rows.extend_lens.sum(dtype=np.int64))
+        for outcome in got.forwards:
+            if isinstance(outcome.graph, GraphChoice):
+                counts.replays += 1
+            else:
+                reason = outcome.graph.name.lower()
+                counts.misses[reason] = counts.misses.get(reason, 0) + 1
         counts.forward_ns += got.timings.forward_ns
         counts.recorded_forward_ns += recorded.timings.forward_ns
 
