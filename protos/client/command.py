@@ -19,6 +19,7 @@ from protos.client.bench_options import BenchOptions
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
+from protos.client.flag_types import Target
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Load
@@ -110,7 +111,7 @@ def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> in
 
 
 @app.command(name="embed")
-def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+def embed_command(*texts: str, target: Target = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
     """Turn texts into vectors of length 1, printed as one JSON line each.
 
     Args:
@@ -122,7 +123,7 @@ def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = 
 
 
 @app.command(name="status")
-def status_command(*, target: str = DEFAULT_TARGET) -> int:
+def status_command(*, target: Target = DEFAULT_TARGET) -> int:
     """Show a server's load and a table of its workers.
 
     Args:
