@@ -19,6 +19,7 @@ from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
+from protos.client.flag_types import Target
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
 from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
@@ -111,7 +112,7 @@ def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> in
 
 
 @app.command(name="embed")
-def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+def embed_command(*texts: str, target: Target = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
     """Turn texts into vectors of length 1, printed as one JSON line each.
 
     Args:
@@ -123,7 +124,7 @@ def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = 
 
 
 @app.command(name="status")
-def status_command(*, target: str = DEFAULT_TARGET) -> int:
+def status_command(*, target: Target = DEFAULT_TARGET) -> int:
     """Show a server's load, a table of its workers, and what their captured graphs were used for.
 
     Args:

@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 
 from protos.client.exit_codes import WrongUsage
+from protos.client.flag_types import Target
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds
 from protos.client.prompt_messages import TokenLogprob
@@ -52,7 +53,7 @@ class AnswerArguments:
 class GenerateArguments:
     """Where to ask, what to ask for, and how to show it."""
 
-    target: str = DEFAULT_TARGET
+    target: Target = DEFAULT_TARGET
     """HOST:PORT of a scheduler."""
     ids: str | None = None
     """Prompt as token ids, `1,2,3`, in place of text."""

@@ -20,11 +20,16 @@ from protos.client.messages import (
     Generation,
     ModelDescription,
     Prompt,
-    chat_prompt,
     chunk_from,
-    generate_request,
     generation_from,
     model_from,
+)
+from protos.client.request_messages import (
+    abort_request,
+    detokenize_request,
+    generate_once_request,
+    generate_request,
+    tokenize_request,
 )
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.channel import caller_channel, sync_caller_channel
@@ -83,7 +88,7 @@ class GenerationClient:
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.
         """
-        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        request = generate_once_request(prompts, options)
         try:
             reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
@@ -109,7 +114,7 @@ class GenerationClient:
             UnknownRequest: nothing with that id runs.
         """
         try:
-            self._stub.Abort(generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+            self._stub.Abort(abort_request(request_id), timeout=UNARY_TIMEOUT_S)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
@@ -123,8 +128,9 @@ class GenerationClient:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
+        request = detokenize_request(token_ids)
         try:
-            reply = self._stub.Detokenize(generate_pb2.DetokenizeRequest(token_ids=token_ids), timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.text
@@ -187,7 +193,7 @@ class AsyncGenerationClient:
 
     async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """As `GenerationClient.generate`."""
-        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        request = generate_once_request(prompts, options)
         try:
             reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
@@ -219,7 +225,7 @@ class AsyncGenerationClient:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """As `GenerationClient.detokenize`."""
-        request = generate_pb2.DetokenizeRequest(token_ids=token_ids)
+        request = detokenize_request(token_ids)
         try:
             reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -247,10 +253,3 @@ class AsyncGenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
-
-
-def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:
-    """The wire form of a text or chat to be tokenised."""
-    if isinstance(prompt, str):
-        return generate_pb2.TokenizeRequest(text=prompt)
-    return generate_pb2.TokenizeRequest(chat=chat_prompt(prompt))

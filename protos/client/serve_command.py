@@ -19,6 +19,7 @@ from protos.client.process_group import ProcessGroup, ServiceCommand
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
+from protos.service.private_folder import remove_abandoned
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
@@ -286,6 +287,7 @@ def serve(options: ServeOptions, console: Console) -> int:
             group.supervise()
     finally:
         code = group.stop()
+        remove_abandoned()  # of a scheduler that was killed
     return 0 if code == 0 else 1
 
 

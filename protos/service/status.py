@@ -7,6 +7,7 @@ that gRPC itself makes (nothing listens, transport cap, deadline) become sensibl
 import asyncio
 import inspect
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -53,6 +54,7 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.UNKNOWN: errors.InternalFault,
     grpc.StatusCode.INTERNAL: errors.InternalFault,
 }
+_SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _NOBODY_LISTENS = ("Connection refused", "DNS resolution failed", "Name or service not known", "No such file")
 
 
@@ -125,8 +127,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     Wraps a handler once per call; a stream's messages do not pass through it a second time.
     """
 
-    def __init__(self, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, observers: Sequence[CallObserver] = (), *, max_request_bytes: int | None = None) -> None:
+        """Tell `observers`; requests of more bytes are refused, which the transport's own cap does without a reason."""
         self._observers = tuple(observers)
+        self._max_request_bytes = max_request_bytes
 
     async def intercept_service(
         self,
@@ -140,7 +144,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             return cast(Handler, handler)
         wrap = self._stream if handler.response_streaming else self._unary
         check = checked_stream if handler.request_streaming else checked
-        return _handler_like(handler, wrap(behaviour, handler_call_details.method, check=check))
+        read = tolerant(handler.request_deserializer, max_bytes=self._max_request_bytes)
+        return _handler_like(handler, wrap(behaviour, handler_call_details.method, check=check), read)
 
     def _unary(
         self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
@@ -202,14 +207,14 @@ def _behaviour(handler: Any) -> Callable[..., Any] | None:
     return cast(Callable[..., Any], found) if is_async else None
 
 
-def _handler_like(handler: Any, behaviour: Callable[..., Any]) -> Handler:
+def _handler_like(handler: Any, behaviour: Callable[..., Any], read: Callable[[bytes], Any] | None) -> Handler:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
-    made = cast(Any, make)(behaviour, tolerant(handler.request_deserializer), handler.response_serializer)
+    made = cast(Any, make)(behaviour, read, handler.response_serializer)
     return cast(Handler, made)
 
 
@@ -295,10 +300,18 @@ def _from_code(code: grpc.StatusCode, details: str, target: str) -> EngineError:
     message = {
         grpc.StatusCode.DEADLINE_EXCEEDED: f"{peer} did not answer within the call's deadline",
         grpc.StatusCode.CANCELLED: "the call was cancelled",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is over the byte cap of the transport",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: _over_cap(details),
         grpc.StatusCode.UNIMPLEMENTED: f"{peer} does not offer this call",
     }.get(code)
     return _CLASS_OF_CODE.get(code, InternalFault)(message or _cut(details) or f"{peer} answered {code.name}")
+
+
+def _over_cap(details: str) -> str:
+    """What gRPC says of a message over the transport's cap, with the two numbers if it gave them."""
+    found = _SIZES.search(details)
+    if found is None:
+        return "a message is over the byte cap of the transport"
+    return f"a message has {found[1]} bytes; the limit of the transport is {found[2]}"
 
 
 def _cut(message: str) -> str:

@@ -125,9 +125,10 @@ def test_the_version_is_the_releases():
 
 
 def test_an_unreachable_server_says_so_in_one_line(free_port):
-    done = run("generate", "x", "--target", f"127.0.0.1:{free_port}")
+    port = free_port()
+    done = run("generate", "x", "--target", f"127.0.0.1:{port}")
     assert done.returncode == FAILURE
-    assert f"127.0.0.1:{free_port}" in one_line(done.stderr)
+    assert f"127.0.0.1:{port}" in one_line(done.stderr)
 
 
 def test_an_unknown_model_lists_the_known_ones():
