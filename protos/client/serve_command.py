@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 from rich.console import Console
 
-from protos.client.fetch_model import fetch_model, prepare_folder
+from protos.client.fetch_model import model_for_device
 from protos.client.process_group import ProcessGroup, ServiceCommand
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.lifecycle import SAME_SIGNAL_S
@@ -157,17 +157,14 @@ def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
     """The folder of the model to serve, fetched or prepared when it is not there yet.
 
     Raises:
-        InvalidModelFile, UnknownModel: the name or the files cannot be used.
+        InvalidModelFile, UnknownModel, UnsupportedFeature: the name or the files cannot be used.
     """
-    path = Path(options.model_name)
     with console.status(f"model {options.model_name}") as status:
 
         def show(message: str) -> None:
             status.update(message)
 
-        if path.exists():
-            return prepare_folder(path, cache=options.model_cache, progress=show)
-        return fetch_model(options.model_name, cache=options.model_cache, progress=show)
+        return model_for_device(options.model_name, device=options.device, cache=options.model_cache, progress=show)
 
 
 def service_commands(options: ServeOptions, folder: ModelFolder) -> list[ServiceCommand]:
