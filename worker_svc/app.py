@@ -30,7 +30,8 @@ async def run_worker(config: WorkerConfig) -> ExitCode:
     folder = read_model_folder(config.model.folder)
     _logger.info("model", extra={"model": folder.card.name, "architecture": folder.card.architecture})
     build = partial(build_executor, folder, config)
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
+    return await service.run()
 
 
 def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:

@@ -77,8 +77,15 @@ def build_server(*, options: ServerOptions, interceptors: Sequence[grpc.aio.Serv
     return grpc.aio.server(interceptors=list(interceptors), options=settings)
 
 
-def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: bool = False) -> int:
-    """Let `server` listen in plain text; the port it got (0 asks for any free one).
+def bind_port(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    *,
+    shares_port: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
+    """Let `server` listen, in plain text without `credentials`; the port it got (0 asks for any free one).
 
     Raises:
         PortInUse: another process listens there.
@@ -87,6 +94,8 @@ def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: boo
     if not shares_port:
         prove_port_free(host, port)
     try:
+        if credentials is not None:
+            return server.add_secure_port(address(host, port), credentials)
         return server.add_insecure_port(address(host, port))
     except RuntimeError:
         prove_port_free(host, port)

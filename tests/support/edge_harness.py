@@ -15,6 +15,7 @@ from protos.service.model_files import GenerationDefaults, ModelCard
 from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
@@ -73,6 +74,7 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
+    known: KnownCallers = KnownCallers(),  # noqa: B008 - frozen
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -89,12 +91,14 @@ async def running_edge(
         bridge, card, has_chat_template=template is not None, max_streams=max_streams, reader_limits=reader_limits
     )
     registry = CollectorRegistry()
+    metrics = create_edge_metrics(registry)
     parts = EdgeParts(
         link=link,
         admission=Admission(link, tokenizer, encoder, max_hidden_mode=max_hidden_mode),
         tokenizer=tokenizer,
         encoder=encoder,
-        metrics=create_edge_metrics(registry),
+        metrics=metrics,
+        door=CallerDoor(metrics, link.quotas, known),
         version="1",
     )
     server = EdgeServer(parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0), max_streams=max_streams)
