@@ -1,7 +1,7 @@
 """Who may call what: roles, the table of all methods, and the interceptor in front of every handler of a port.
 
-Default deny: a method that is not in the table is refused, and so is a handler that cannot be wrapped. Knows no
-servicer; how a peer's roles are found out is given by the port's owner.
+Default deny: a method that is not in the table is refused, and a handler that cannot be wrapped, a
+synchronous one, is not offered. Knows no servicer; how a peer's roles are found out is given by the port's owner.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 
 from protos.service.handlers import Context, Handler, async_behaviour, handler_like, write_all
-from protos.wire.errors import PermissionDenied, Unauthenticated
+from protos.wire.errors import NotOffered, PermissionDenied
 
 
 class Role(StrEnum):
@@ -83,8 +83,7 @@ class PeerRoles:
         """Whether the peer may call `method`.
 
         Raises:
-            Unauthenticated: its certificate names no role of this domain.
-            PermissionDenied: its role may not.
+            PermissionDenied: its certificate names no role of this domain, or the role may not.
         """
         names = uri_names(context)
         roles = self._roles.get(names[0]) if len(names) == 1 else None
@@ -121,7 +120,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         behaviour = async_behaviour(handler)
         method = handler_call_details.method
         if behaviour is None:
-            wrapped: Callable[..., Any] = _refuse
+            wrapped: Callable[..., Any] = self._unary(_not_offered, method)
         elif handler.response_streaming:
             wrapped = self._stream(behaviour, method)
         else:
@@ -147,5 +146,5 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return call
 
 
-async def _refuse(_request: Any, _context: Context) -> None:
-    raise Unauthenticated("this method cannot be guarded")
+async def _not_offered(_request: Any, _context: Context) -> None:
+    raise NotOffered("this server does not offer this method")

@@ -1,8 +1,7 @@
-"""An authority and certificates of roles, as folders that the services read. Keys are elliptic, so making one is quick."""
+"""An authority and certificates of roles, as folders that the services read."""
 
 import datetime
 import ipaddress
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def replace(path: Path, content: bytes) -> None:
     """In one step, as Kubernetes does it."""
     new = path.with_suffix(".new")
     new.write_bytes(content)
-    os.replace(new, path)
+    new.replace(path)
 
 
 def security_of(folder: Path, *, server_name: str | None = None) -> ChannelSecurity:
