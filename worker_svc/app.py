@@ -32,7 +32,8 @@ async def run_worker(config: WorkerConfig) -> ExitCode:
     described_folder(folder)  # refused here, no port has been opened
     _logger.info("model", extra={"model": folder.card.name, "architecture": folder.card.architecture})
     build = partial(build_executor, folder, config)
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
+    return await service.run()
 
 
 def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:

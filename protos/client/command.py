@@ -19,11 +19,12 @@ from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
-from protos.client.flag_types import Target
-from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
+from protos.client.generate_command import GenerateArguments, generate
 from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
+from protos.client.server_access import ServerAccess
 from protos.client.status_command import status
+from protos.service.config import EX_CONFIG, ConfigError
 from protos.wire.errors import EngineError
 
 PIPED_WIDTH = 200
@@ -33,12 +34,13 @@ DEFAULT_GENERATE = GenerateArguments()
 DEFAULT_BENCH = BenchOptions()
 DEFAULT_REPLAY = ReplayOptions()
 DEFAULT_ADVICE = AdviceOptions()
+DEFAULT_SERVER = ServerAccess()
 
 app = App(
     name="forwardplane",
     version=lambda: version("forwardplane"),
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
-    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused.",
+    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused, 78 settings that cannot be used.",
 )
 buckets_app = App(name="buckets", help="Sizes of captured graphs.")
 app.command(buckets_app)
@@ -112,25 +114,25 @@ def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> in
 
 
 @app.command(name="embed")
-def embed_command(*texts: str, target: Target = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+def embed_command(*texts: str, server: ServerAccess = DEFAULT_SERVER, pooling: Pooling = "last") -> int:
     """Turn texts into vectors of length 1, printed as one JSON line each.
 
     Args:
         texts: taken as they are, without the model's chat template.
-        target: HOST:PORT of a scheduler.
+        server: where to ask, and as whom.
         pooling: `last`: the state of the last token; `mean`: of all.
     """
-    return embed(texts, Console(soft_wrap=True), target=target, pooling=pooling)
+    return embed(texts, Console(soft_wrap=True), server=server, pooling=pooling)
 
 
 @app.command(name="status")
-def status_command(*, target: Target = DEFAULT_TARGET) -> int:
+def status_command(*, server: ServerAccess = DEFAULT_SERVER) -> int:
     """Show a server's load, a table of its workers, and what their captured graphs were used for.
 
     Args:
-        target: HOST:PORT of a scheduler.
+        server: where to ask, and as whom.
     """
-    return status(target, _wide_console())
+    return status(server, _wide_console())
 
 
 @buckets_app.command(name="advise")
@@ -181,6 +183,9 @@ def run(call: Callable[[], object], console: Console) -> int:
     except exit_codes.WrongUsage as error:
         console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
         return exit_codes.USAGE
+    except ConfigError as error:
+        console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
+        return EX_CONFIG
     except EngineError as error:
         console.print(f"forwardplane: {error.message}", style="red", highlight=False, markup=False)
         return exit_codes.exit_code(error)

@@ -88,8 +88,15 @@ def _pending(max_calls: int | None) -> Options:
     return (("grpc.server.max_pending_requests", max_calls), ("grpc.server.max_pending_requests_hard_limit", max_calls))
 
 
-def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: bool = False) -> int:
-    """Let `server` listen in plain text; the port it got (0 asks for any free one).
+def bind_port(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    *,
+    shares_port: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
+    """Let `server` listen, in plain text without `credentials`; the port it got (0 asks for any free one).
 
     Raises:
         PortInUse: another process listens there.
@@ -98,6 +105,8 @@ def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: boo
     if not shares_port:
         prove_port_free(host, port)
     try:
+        if credentials is not None:
+            return server.add_secure_port(address(host, port), credentials)
         return server.add_insecure_port(address(host, port))
     except RuntimeError:
         prove_port_free(host, port)

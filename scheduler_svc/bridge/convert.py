@@ -59,6 +59,8 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         top_logprobs=message.top_logprobs,
         isolation_domain=message.isolation_domain,
         priority=message.priority,
+        share_domain=message.share_domain,
+        share=message.share if message.HasField("share") else 1.0,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         prompt_wants=prompt_wants(message.prompt_wants) if message.HasField("prompt_wants") else None,
     )
