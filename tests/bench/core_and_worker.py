@@ -24,7 +24,7 @@ from tests.bench.peers import ROOT
 from tests.support.served import free_ports, scrape, total
 
 WORKER, CORE = "forwardplane_worker_", "forwardplane_scheduler_"
-SPARE_PAGES = 64
+SPARE_PAGES = 300
 LIVES_S = 30.0
 MOST_WAITING = 64
 
