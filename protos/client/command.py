@@ -11,7 +11,6 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from protos.client import exit_codes
 from protos.client.bench_command import bench
@@ -21,10 +20,9 @@ from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
 from protos.client.flag_types import Target
 from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
-from protos.client.generation_client import GenerationClient
-from protos.client.messages import Load
 from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
+from protos.client.status_command import status
 from protos.wire.errors import EngineError
 
 PIPED_WIDTH = 200
@@ -129,35 +127,8 @@ def status_command(*, target: Target = DEFAULT_TARGET) -> int:
     Args:
         target: HOST:PORT of a scheduler.
     """
-    with GenerationClient(target) as client:
-        model, load = client.model(), client.load()
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
-    console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
-    console.print(worker_table(load))
-    return exit_codes.OK
-
-
-def worker_table(load: Load) -> Table:
-    """One line a worker."""
-    table = Table(
-        "worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans", "replays", "misses"
-    )
-    for worker in load.workers:
-        table.add_row(
-            worker.name,
-            worker.state.name if worker.state else "not attached",
-            f"{worker.device} {worker.dtype}",
-            worker.numerics,
-            worker.kernels,
-            str(worker.requests_running),
-            f"{worker.pages_used} / {worker.pages}",
-            str(worker.plans),
-            str(worker.graph_replays),
-            str(worker.graph_misses),
-        )
-    return table
+    return status(console if console.is_terminal else Console(width=PIPED_WIDTH), target=target)
 
 
 @app.command(name="fetch-model")
