@@ -33,6 +33,8 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CLIENT_TAG_BYTES = 128
+MAX_REQUEST_ID_BYTES = 128
+"""Of what a caller names to be aborted; the ids that are minted are shorter."""
 MAX_CACHE_SALT_BYTES = 256
 MAX_PRIORITY = 10
 MAX_LOGPROBS = 20
