@@ -16,6 +16,7 @@ from rich.table import Table
 from protos.client import exit_codes
 from protos.client.bench_command import bench
 from protos.client.bench_options import BenchOptions
+from protos.client.capacity_command import CapacityOptions, plan_capacity
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
@@ -32,6 +33,7 @@ DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
 DEFAULT_BENCH = BenchOptions()
 DEFAULT_REPLAY = ReplayOptions()
+DEFAULT_CAPACITY = CapacityOptions()
 
 app = App(
     name="forwardplane",
@@ -107,6 +109,33 @@ def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> in
         options: what runs the plans again, and what is compared.
     """
     return replay(file, options, Console(soft_wrap=True))
+
+
+@app.command(name="plan-capacity")
+def plan_capacity_command(*sources: Path, options: CapacityOptions = DEFAULT_CAPACITY) -> int:
+    """Say how many workers a load needs, with how many pages and which graph buckets, and the latency to expect.
+
+    Learns what a step costs from runs of yours, then simulates the load step by step. Record runs of the model on the
+    machine you mean, with few and with many requests at once; then ask about any other load:
+
+    `forwardplane serve --record run.fprec`, and beside it `forwardplane bench --concurrency 2`, `… 8`, `… 32`
+
+    `forwardplane plan-capacity run.fprec --rate 20 --prompt-tokens 64-512 --inter-token-ms 50 --headroom-ratio 0.3`
+
+    What so many workers would give: `forwardplane plan-capacity run.fprec --concurrency 64 --workers 2`
+
+    Without a recording, from what a client saw: `forwardplane plan-capacity bench-2.json bench-16.json --rate 5`
+
+    From a table of step times, as `serve --simulated-steps` takes it: `forwardplane plan-capacity h100.toml --rate 50`
+
+    Each worker is taken to have its machine for itself, as the recorded one had.
+
+    Args:
+        sources: recordings, results of `bench --json` (closed loops of at least two concurrencies), or one .toml table.
+        options: the load, the promises and what a worker is like.
+    """
+    console = Console()
+    return plan_capacity(sources, options, console if console.is_terminal else Console(width=PIPED_WIDTH))
 
 
 @app.command(name="embed")
