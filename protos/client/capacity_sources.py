@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protos.client.capacity_costs import MeasuredSteps
-from protos.service.plan_recording import Entry, EntryKind, decode_attachment, is_recording, read_entries
+from protos.service.plan_recording import Entry, EntryKind, is_recording, read_entries
+from protos.service.recording_payloads import decode_attachment
 from protos.wire.codec import decode_plan, decode_result
 from protos.wire.enums import SubPoolKind
 from protos.wire.errors import DataFault, InvalidRequest

@@ -95,8 +95,17 @@ class RequestSpec:
     """Requests share cached prefixes with their own domain only."""
     priority: int = 0
     """Higher goes first, under the policy `priority`."""
+    share_domain: bytes = b""
+    """Whose share of the work it is taken from; empty: the isolation domain's."""
+    share: float = 1.0
+    """Weight of that share beside others."""
     grammar: Grammar | None = None
     prompt_wants: PromptWants | None = None
+
+    @property
+    def fair_domain(self) -> bytes:
+        """Who queues beside whom."""
+        return self.share_domain or self.isolation_domain
 
 
 # --- events: into the core

@@ -48,22 +48,26 @@ def measured(runs):
     return sum(rates) / len(rates), sum(gaps) / len(gaps)
 
 
+def runs_in_turns(fit_target, other_target, folder):
+    """The figures that the fit may use, and those of each other load."""
+    fitted, others = [], {load: [] for load in OTHERS}
+    for turn in range(ROUNDS):
+        for index, load in enumerate(FITTED):
+            fitted.append(folder / f"fit-{turn}-{index}.json")
+            bench(fit_target, load, fitted[-1], seed=100 * turn + index)
+            if index < len(OTHERS):
+                figures = bench(other_target, OTHERS[index], folder / "other.json", seed=1000 + 100 * turn + index)
+                others[OTHERS[index]].append(figures)
+    return fitted, others
+
+
 def test_predictions_beside_real_runs(tmp_path):
     recording = tmp_path / "fit.fprec"
-    fitted, others = [], {load: [] for load in OTHERS}
     with (
         served(numerics="fast", record=recording) as fit_server,
         served(numerics="fast") as other_server,
     ):
-        for turn in range(ROUNDS):
-            for index, load in enumerate(FITTED):
-                path = tmp_path / f"fit-{turn}-{index}.json"
-                bench(fit_server.target, load, path, seed=100 * turn + index)
-                fitted.append(path)
-                if index < len(OTHERS):
-                    other = OTHERS[index]
-                    path = tmp_path / f"other-{turn}-{index}.json"
-                    others[other].append(bench(other_server.target, other, path, seed=1000 + 100 * turn + index))
+        fitted, others = runs_in_turns(fit_server.target, other_server.target, tmp_path)
     table = Table("load", "learnt from", "tokens/s real", "predicted", "", "ms a token real", "predicted", "")
     for load, runs in others.items():
         rate, gap = measured(runs)
