@@ -17,7 +17,7 @@ from protos.service.plan_recording import Entry, EntryKind, is_recording, read_e
 from protos.service.recording_payloads import decode_attachment
 from protos.wire.codec import decode_plan, decode_result
 from protos.wire.enums import SubPoolKind
-from protos.wire.errors import DataFault, InvalidRequest
+from protos.wire.errors import InvalidRequest
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanTimings
 from protos.wire.worker_info import WorkerInfo
@@ -137,18 +137,14 @@ def read_recordings(paths: Sequence[Path]) -> RecordedSteps:
     """The answered plans of all files; one that was cut off counts as far as it goes.
 
     Raises:
-        EngineError: no recording, damaged at its head, or none that holds an answered plan.
+        EngineError: no recording, a damaged one, or none that holds an answered plan.
     """
     info: WorkerInfo | None = None
     lines: list[tuple[float, ...]] = []
     for path in paths:
         reader = _StepReader()
-        try:
-            for entry in read_entries(path):
-                reader.take(entry)
-        except DataFault:
-            if not reader.lines:
-                raise
+        for entry in read_entries(path):
+            reader.take(entry)
         lines += reader.lines
         info = info or reader.info
     if info is None or not lines:

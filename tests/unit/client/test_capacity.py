@@ -319,7 +319,13 @@ def test_a_recording_that_was_cut_off_counts_as_far_as_it_goes(recording, tmp_pa
     both = read_recordings([recording, tmp_path / "unended"]).steps
     assert len(both.seconds) == 2 * len(whole.seconds)
     writer.close()
-    short = tmp_path / "short"
-    short.write_bytes(recording.read_bytes()[:40])
-    with pytest.raises(DataFault, match="short"):
-        read_recordings([short])
+    damaged = tmp_path / "damaged"
+    content = bytearray(recording.read_bytes())
+    content[100] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(DataFault, match="damaged"):
+        read_recordings([damaged])
+    empty = RecordingWriter(tmp_path / "empty", RecordingHeader(model="m", weights_fingerprint="w", part=0))
+    empty.close()
+    with pytest.raises(InvalidRequest, match="no answered plan"):
+        read_recordings([tmp_path / "empty"])
