@@ -11,7 +11,7 @@ from protos.service.logs import configure_logs
 from protos.service.ownership import assert_package_owner
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
-from worker_svc.app import run_worker
+from worker_svc.app import run_worker, setting_problems
 from worker_svc.app_simulated import run_simulated_worker
 from worker_svc.config import Device, LogFormat, WorkerConfig
 
@@ -21,7 +21,11 @@ _logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Run a worker; returns the process's exit code."""
     loaded = load_or_exit(
-        WorkerConfig, arguments, program="worker_svc", description="A worker: runs forward plans on one device."
+        WorkerConfig,
+        arguments,
+        program="worker_svc",
+        description="A worker: runs forward plans on one device.",
+        check=lambda config: setting_problems(config.executor),
     )
     _start_logs(loaded)
     try:
