@@ -10,21 +10,29 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from protos.service.message_scan import MessageScan
 from protos.wire.errors import DataFault, InvalidRequest
+from protos.wire.limits import MAX_MESSAGE_FIELDS
 
 
 class Unreadable(Enum):
     """In place of a message."""
 
     BYTES = auto()
+    FIELDS = auto()
+    """Too many of them: the message was not made."""
 
 
 def tolerant(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """The same deserialiser, with the marker for bytes it cannot read."""
     if deserialise is None:
         return None
+    message_class = getattr(deserialise, "__self__", None)
+    scan = MessageScan(message_class) if hasattr(message_class, "DESCRIPTOR") else None
 
     def read(data: bytes) -> Any:
+        if scan is not None and scan.is_too_much(data):
+            return Unreadable.FIELDS
         try:
             return deserialise(data)
         except DecodeError:
@@ -37,8 +45,10 @@ def checked(request: Any) -> Any:
     """The request of a unary call.
 
     Raises:
-        InvalidRequest: its bytes are no message.
+        InvalidRequest: its bytes are no message, or have too many fields.
     """
+    if request is Unreadable.FIELDS:
+        raise InvalidRequest(f"the request has more than {MAX_MESSAGE_FIELDS} fields; a packed list counts once")
     if request is Unreadable.BYTES:
         raise InvalidRequest("the request's bytes are not a message of this call")
     return request
@@ -51,6 +61,6 @@ async def checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         DataFault: the bytes of one are no message.
     """
     async for request in requests:
-        if request is Unreadable.BYTES:
+        if isinstance(request, Unreadable):
             raise DataFault("the bytes of a message of the stream cannot be read")
         yield request

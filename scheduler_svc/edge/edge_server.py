@@ -41,7 +41,7 @@ class EdgeAddress:
     credentials: grpc.ServerCredentials | None = None
     """None: plain text."""
     hardened: bool = False
-    """No reflection."""
+    """No reflection, no patience."""
 
 
 class EdgeServer:
@@ -70,7 +70,9 @@ class EdgeServer:
         where = self._address
         self.health_port = await self._health.start(where.host, where.health_port)
         options = ServerOptions(
-            max_concurrent_streams=self._max_streams + _STREAM_MARGIN, shares_port=where.shares_port
+            max_concurrent_streams=self._max_streams + _STREAM_MARGIN,
+            shares_port=where.shares_port,
+            hardened=where.hardened,
         )
         observers = [CallMetrics(self._metrics, SERVICE_NAME)]
         server = build_server(
