@@ -9,6 +9,7 @@ from protos.service.config import LoadedConfig, load_or_exit
 from protos.service.lifecycle import exit_code_of
 from protos.service.logs import configure_logs
 from protos.service.ownership import assert_package_owner
+from protos.service.runtime import assert_protobuf_backend
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from worker_svc.app import run_worker, setting_problems
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with fault_border("worker process"):
             assert_package_owner()
+            assert_protobuf_backend()
             is_simulated = loaded.value.executor.device is Device.SIMULATED
             serving = run_simulated_worker if is_simulated else run_worker
             return int(asyncio.run(serving(loaded.value)))

@@ -75,7 +75,7 @@ class Listeners:
         files = open_tls_folder(self._tls.tls_dir)
         admit = admit_everybody if files is None else PeerRoles(self._tls.trust_domain)
         server = build_server(
-            options=ServerOptions(profile=PortProfile.PLAN),
+            options=ServerOptions(profile=PortProfile.PLAN, hardened=self._tls.hardened),
             interceptors=(StatusInterceptor(), AccessInterceptor(admit)),
         )
         add_WorkerServiceServicer_to_server(self._servicer, server)
