@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from protos.client.exit_codes import FAILURE, OK
-from protos.client.fetch_model import fetch_model, prepare_folder
+from protos.client.fetch_model import model_for_device
+from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
 from protos.service.plan_recording import EntryKind, read_entries, read_header
 from protos.service.recording_payloads import Attachment, decode_attachment
@@ -65,11 +66,9 @@ def replay(file: Path, options: ReplayOptions, console: Console) -> int:
     attachment = _attachment(file, options.worker)
     with console.status("model") as status:
         name = options.model or header.model
-        named = Path(name)
-        if named.exists():
-            folder = prepare_folder(named, cache=options.model_cache, progress=status.update)
-        else:
-            folder = fetch_model(name, cache=options.model_cache, progress=status.update)
+        folder = model_for_device(
+            name, device=attachment.info.device, cache=options.model_cache, progress=status.update
+        )
     flags = _flags(file, folder.path, options=options, info=attachment.info)
     return _show(_run(flags, console), console)
 
@@ -149,7 +148,9 @@ def _run(flags: list[str], console: Console) -> dict[str, Any]:
         is_refusal = process.returncode == ExitCode.BAD_INPUT
         raise (InvalidRequest if is_refusal else DataFault)(text, field="recording")
     if "counts" not in outcome:
-        raise FaultError(f"the replay ended with exit code {process.returncode}: {said.strip()[-500:]}")
+        is_refusal = process.returncode == EX_CONFIG
+        message = f"the replay ended with exit code {process.returncode}: {said.strip()[-500:]}"
+        raise (InvalidRequest if is_refusal else FaultError)(message)
     return outcome
 
 

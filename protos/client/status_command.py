@@ -6,15 +6,16 @@ from rich.table import Table
 from protos.client.exit_codes import OK
 from protos.client.generation_client import GenerationClient
 from protos.client.load_messages import GraphUse, Load, WorkerLoad
+from protos.client.server_access import ServerAccess
 
 
-def status(target: str, console: Console) -> int:
+def status(server: ServerAccess, console: Console) -> int:
     """Ask and show. Returns the exit code.
 
     Raises:
         EngineError: the server does not answer.
     """
-    with GenerationClient(target) as client:
+    with GenerationClient(server.target, credentials=server.credentials()) as client:
         model, load = client.model(), client.load()
     console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
     console.print(worker_table(load))

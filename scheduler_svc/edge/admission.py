@@ -92,6 +92,7 @@ class Admission:
         if len(requests) > MAX_PROMPTS_PER_CALL:
             message = f"requests has {len(requests)} items; the limit is {MAX_PROMPTS_PER_CALL}"
             raise InvalidRequest(message, field="requests")
+        self._link.quotas.take_requests(caller, len(requests) - 1)
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
@@ -135,6 +136,8 @@ class Admission:
         if pooled is not None:
             submit.prompt_wants.states = pooled
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
+        submit.share_domain = caller.share_domain
+        submit.share = caller.share
         submit.request_id = secrets.token_hex(16)
         names = StreamNames(
             request_id=submit.request_id,

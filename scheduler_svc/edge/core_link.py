@@ -7,10 +7,12 @@ core is gone every stream ends.
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protos.forwardplane.v1.bridge_pb2 import (
+    AbortAnswer,
     CancelStream,
     CoreModel,
     CoreToEdge,
@@ -22,8 +24,9 @@ from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.edge.caller_quotas import CallerQuotas
 from scheduler_svc.edge.caller_stream import CallerStream
-from scheduler_svc.edge.core_questions import CoreQuestions
+from scheduler_svc.edge.core_questions import Asking, CoreQuestions
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits, SlowReaders
 
@@ -32,7 +35,7 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_MS = 1000
 
 
-class CoreConnection(Protocol):
+class CoreConnection(Asking, Protocol):
     """What the link needs of the bridge's client."""
 
     def submit(self, submit: SubmitStream) -> None:
@@ -47,12 +50,8 @@ class CoreConnection(Protocol):
         """Say that a reader fell behind or caught up."""
         ...
 
-    def ask_load(self) -> None:
-        """Ask for a load snapshot."""
-        ...
-
-    def ask_flush(self) -> None:
-        """Ask to empty the prefix caches."""
+    def answer_abort(self, answer: AbortAnswer) -> None:
+        """Say what became of another edge's order."""
         ...
 
     async def receive(self) -> CoreToEdge | None:
@@ -71,6 +70,7 @@ class CoreLink:
         has_chat_template: bool,
         max_streams: int,
         reader_limits: ReaderLimits = DEFAULT_LIMITS,
+        quotas: CallerQuotas | None = None,
     ) -> None:
         """Begin without streams.
 
@@ -80,6 +80,7 @@ class CoreLink:
             has_chat_template: the served model can chat.
             max_streams: most streams at once.
             reader_limits: when a slow reader's stream is paused, and ended.
+            quotas: of the callers; None: a count of its own.
         """
         self._connection = connection
         self._max_streams = max_streams
@@ -87,11 +88,12 @@ class CoreLink:
         self._streams: dict[int, CallerStream] = {}
         self._samples: dict[str, list[CallerStream]] = {}
         self._next_stream_id = itertools.count(1)
-        self.questions = CoreQuestions(ask_load=connection.ask_load, ask_flush=connection.ask_flush)
+        self.questions = CoreQuestions(connection)
         self._facts_changed: Callable[[ModelFacts], None] | None = None
         self._slow_readers = SlowReaders(say=connection.pause, give_up=self._end_with, limits=reader_limits)
         self._is_gone = False
         self._reading: asyncio.Task[None] | None = None
+        self.quotas = CallerQuotas(time.monotonic) if quotas is None else quotas
 
     @property
     def facts(self) -> ModelFacts:
@@ -134,6 +136,7 @@ class CoreLink:
         """Send the request; its updates go to `stream`.
 
         Raises:
+            QuotaExceeded: its caller has had its quota.
             QueueFull: this edge serves as many streams as it may, or the core does not keep up.
             UnavailableError: the core is gone.
         """
@@ -142,7 +145,13 @@ class CoreLink:
         if len(self._streams) >= self._max_streams:
             message = f"this edge serves {len(self._streams)} streams, which is its limit"
             raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
-        self._connection.submit(submit)
+        names = stream.names
+        self.quotas.open_stream(names.caller, prompt_tokens=0 if names.sample_index else names.prompt_tokens)
+        try:
+            self._connection.submit(submit)
+        except EngineError:
+            self.quotas.close_stream(names.caller, output_tokens=0)
+            raise
         stream.on_taken(self._slow_readers.look)
         self._streams[stream.names.stream_id] = stream
         self._samples.setdefault(stream.names.request_id, []).append(stream)
@@ -175,17 +184,27 @@ class CoreLink:
         for stream in list(self._streams.values()):
             self._end_with(stream, error)
 
-    def abort(self, request_id: str, caller: CallerIdentity) -> None:
-        """End the running request of that id, all its samples.
+    async def abort(self, request_id: str, caller: CallerIdentity) -> None:
+        """End the running request of that id, all its samples, whichever edge has it.
 
         Raises:
             UnknownRequest: `caller` has no such request.
+            UnavailableError: the core or the edge that has it does not answer.
         """
+        if request_id not in self._samples:
+            was_found = await self.questions.abort_elsewhere(request_id, caller)
+        else:
+            was_found = self._abort_here(request_id, caller)
+        if not was_found:
+            raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
+
+    def _abort_here(self, request_id: str, caller: CallerIdentity) -> bool:
         streams = self._samples.get(request_id)
         if streams is None or streams[0].names.caller != caller:
-            raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
+            return False
         for stream in list(streams):
             self.end(stream, FinishReason.FINISH_REASON_ABORT)
+        return True
 
     async def _read(self) -> None:
         try:
@@ -205,6 +224,9 @@ class CoreLink:
             if self._facts_changed is not None:
                 self._facts_changed(self._facts)
         self.questions.take(message)
+        for order in message.aborts:
+            found = self._abort_here(order.request_id, CallerIdentity(order.caller))
+            self._connection.answer_abort(AbortAnswer(question=order.question, asker=order.asker, found=found))
 
     def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
         stream.update(update)
@@ -227,6 +249,7 @@ class CoreLink:
     def _forget(self, stream: CallerStream) -> None:
         self._slow_readers.forget(stream.names.stream_id)
         del self._streams[stream.names.stream_id]
+        self.quotas.close_stream(stream.names.caller, output_tokens=stream.usage.output_tokens)
         samples = self._samples[stream.names.request_id]
         samples.remove(stream)
         if not samples:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from protos.wire.enums import HiddenMode
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_text import EdgeText
 from scheduler_svc.edge.metrics import EdgeMetrics, create_edge_metrics
@@ -23,11 +24,12 @@ class EdgeParts:
     tokenizer: TextTokenizer
     encoder: PromptEncoder
     metrics: EdgeMetrics
+    door: CallerDoor
     version: str
 
     @classmethod
     def joined(
-        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str
+        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str, known: KnownCallers
     ) -> "EdgeParts":
         """The parts over one link and one text side; metrics are registered.
 
@@ -36,12 +38,15 @@ class EdgeParts:
             text: the text side.
             registry: takes the metrics.
             max_hidden_mode: name of the highest hidden mode that callers may ask for.
+            known: who may call.
         """
+        metrics = create_edge_metrics(registry)
         return cls(
             link=link,
             admission=Admission(link, text.tokenizer, text.encoder, max_hidden_mode=HiddenMode[max_hidden_mode]),
             tokenizer=text.tokenizer,
             encoder=text.encoder,
-            metrics=create_edge_metrics(registry),
+            metrics=metrics,
+            door=CallerDoor(metrics, link.quotas, known),
             version=metadata.version("forwardplane"),
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from protos.service.model_files import GenerationDefaults, ModelCard
 from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
@@ -28,6 +30,7 @@ from tests.support.fake_core import FakeCore
 from tests.support.real_core import RealCore
 from tests.support.tiny_tokenizer import EOS, text_tokenizer
 
+EVERYBODY = KnownCallers()
 CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 
@@ -73,6 +76,9 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
+    known: KnownCallers = EVERYBODY,
+    credentials: grpc.ServerCredentials | None = None,
+    http_tls: ssl.SSLContext | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -89,16 +95,20 @@ async def running_edge(
         bridge, card, has_chat_template=template is not None, max_streams=max_streams, reader_limits=reader_limits
     )
     registry = CollectorRegistry()
+    metrics = create_edge_metrics(registry)
     parts = EdgeParts(
         link=link,
         admission=Admission(link, tokenizer, encoder, max_hidden_mode=max_hidden_mode),
         tokenizer=tokenizer,
         encoder=encoder,
-        metrics=create_edge_metrics(registry),
+        metrics=metrics,
+        door=CallerDoor(metrics, link.quotas, known),
         version="1",
     )
-    server = EdgeServer(parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0), max_streams=max_streams)
-    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0), HttpLimits(**(http_limits or {})))
+    server = EdgeServer(
+        parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials), max_streams=max_streams
+    )
+    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0, tls=http_tls), HttpLimits(**(http_limits or {})))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.stop)
         stack.push_async_callback(bridge.close)

@@ -70,6 +70,8 @@ class Trouble:
     retract: float = 0.1
     most_open: int = 40
     counts: Counter[str] = field(default_factory=Counter)
+    ended: set[StreamKey] = field(default_factory=set)
+    """Streams that a caller or a stop string ended early."""
 
 
 def drive(
@@ -99,6 +101,7 @@ def _make_trouble(core: CoreHarness, draw: random.Random, trouble: Trouble) -> N
         if draw.random() < chance and core.state.streams:
             stream: StreamKey = draw.choice(list(core.state.streams))
             core.cancel(stream.stream_id, reason)
+            trouble.ended.add(stream)
             trouble.counts[reason.name] += 1
     running = core.state.workers["w0"].running
     if draw.random() < trouble.retract and running:

@@ -82,7 +82,11 @@ class ReplayProgram(ConfigGroup):
 def main(arguments: Sequence[str]) -> int:
     """Run again and compare; returns the process's exit code."""
     loaded = load_or_exit(
-        ReplayProgram, arguments, program="worker_svc.replay", description="Runs recorded plans again and compares."
+        ReplayProgram,
+        arguments,
+        program="worker_svc.replay",
+        description="Runs recorded plans again and compares.",
+        check=lambda config: app.setting_problems(config.executor),
     )
     _start_logs(loaded)
     try:
