@@ -1,4 +1,4 @@
-"""S7, S10: hostile model files get a typed error that names no path, within 2 s of a processor and 256 MB of the reading process."""
+"""S7, S10: hostile model files get a typed error without a path, in 2 s of a processor and 256 MB of the reader."""
 
 import json
 import subprocess
