@@ -12,7 +12,7 @@ from protos.service.ownership import assert_package_owner
 from protos.service.runtime import assert_protobuf_backend
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
-from worker_svc.app import run_worker
+from worker_svc.app import run_worker, setting_problems
 from worker_svc.app_simulated import run_simulated_worker
 from worker_svc.config import Device, LogFormat, WorkerConfig
 
@@ -22,7 +22,11 @@ _logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Run a worker; returns the process's exit code."""
     loaded = load_or_exit(
-        WorkerConfig, arguments, program="worker_svc", description="A worker: runs forward plans on one device."
+        WorkerConfig,
+        arguments,
+        program="worker_svc",
+        description="A worker: runs forward plans on one device.",
+        check=lambda config: setting_problems(config.executor),
     )
     _start_logs(loaded)
     try:

@@ -106,7 +106,7 @@ class _BenchClient:
             await self._ask(client, number, due_s=None)
 
     async def _open_loop(self, client: AsyncGenerationClient) -> None:
-        plan, seed = self._job.plan, self._job.workload.options.seed
+        plan, seed = self._job.plan, self._job.workload.source.options.seed
         async with asyncio.TaskGroup() as group:
             for number, due_s in enumerate(arrival_times(plan, seed)):
                 if number % plan.processes == self._job.index:
@@ -142,7 +142,7 @@ class _BenchClient:
         self._tokens[record.number] = tokens
 
     def _options(self, asked: AskedRequest) -> GenerateOptions:
-        options = self._job.workload.options
+        options = self._job.workload.source.options
         return GenerateOptions(
             max_tokens=asked.max_tokens,
             temperature=options.temperature,
@@ -168,7 +168,7 @@ class _BenchClient:
         vocabulary = self._job.vocabulary
         if vocabulary is None:
             return
-        temperature = self._job.workload.options.temperature
+        temperature = self._job.workload.source.options.temperature
         done = [record for record in self._records if record.outcome is Outcome.DONE]
         asked = [self._job.workload.request(record.number) for record in done]
         expected = expected_outputs(

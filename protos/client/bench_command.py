@@ -26,7 +26,7 @@ from protos.client.bench_report import (
     summary_table,
     write_file,
 )
-from protos.client.bench_workload import Workload, workload
+from protos.client.bench_workload import Workload, prompt_source, workload
 from protos.client.exit_codes import FAILURE, INTERRUPTED, OK, WrongUsage
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import ModelDescription
@@ -63,10 +63,11 @@ def bench(options: BenchOptions, console: Console) -> int:
         WrongUsage: options contradict each other.
     """
     check_plot(options.result.plot)
-    plan = load_plan(options.load)
+    _check_verify(options)
+    plan, source = load_plan(options.load), prompt_source(options.prompt)
     with GenerationClient(options.server.target, credentials=options.server.credentials()) as client:
         model, workers = client.model(), len(client.load().workers)
-    asked = workload(options.prompt, model)
+    asked = workload(source, model)
     vocabulary = _vocabulary(options, model)
     console.print(_described(plan, model), style="dim", highlight=False)
     measured = _run(options.server, plan, asked, vocabulary=vocabulary, console=console)
@@ -111,13 +112,16 @@ def _described(plan: LoadPlan, model: ModelDescription) -> str:
     return f"{model.name} ({model.numerics}): {load}, {' or '.join(until)}, {plan.processes} client process(es)"
 
 
+def _check_verify(options: BenchOptions) -> None:
+    if options.result.verify and options.prompt.prompts is not None:
+        raise WrongUsage("--verify needs made-up prompts, not --prompts")
+
+
 def _vocabulary(options: BenchOptions, model: ModelDescription) -> SimulatedVocabulary | None:
     if not options.result.verify:
         return None
     if model.numerics != _SIMULATED:
         raise WrongUsage(f"--verify needs a simulated worker; the server's numerics are {model.numerics}")
-    if options.prompt.prompts is not None:
-        raise WrongUsage("--verify needs made-up prompts, not --prompts")
     return SimulatedVocabulary(model.logits_width, model.eos_token_ids)
 
 

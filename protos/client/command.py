@@ -11,29 +11,21 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from protos.client import exit_codes
-from protos.client.bench_command import bench
-from protos.client.bench_options import BenchOptions
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
 from protos.client.generate_command import GenerateArguments, generate
-from protos.client.generation_client import GenerationClient
-from protos.client.messages import Load
-from protos.client.replay_command import ReplayOptions, replay
+from protos.client.load_commands import add_load_commands, wide_console
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
 from protos.client.server_access import ServerAccess
+from protos.client.status_command import status
 from protos.service.config import EX_CONFIG, ConfigError
 from protos.wire.errors import EngineError
 
-PIPED_WIDTH = 200
-"""Columns of a table that goes to a file or a pipe: nothing is cut."""
 DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
-DEFAULT_BENCH = BenchOptions()
-DEFAULT_REPLAY = ReplayOptions()
 DEFAULT_SERVER = ServerAccess()
 
 app = App(
@@ -42,6 +34,7 @@ app = App(
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
     help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused, 78 settings that cannot be used.",
 )
+add_load_commands(app)
 
 
 @app.command(name="serve")
@@ -78,40 +71,6 @@ def generate_command(prompt: str | None = None, *, arguments: GenerateArguments 
     return generate(prompt, arguments, Console(soft_wrap=True))
 
 
-@app.command(name="bench")
-def bench_command(*, options: BenchOptions = DEFAULT_BENCH) -> int:
-    """Put load on a running server and measure it from outside: latencies, throughput, refusals.
-
-    Closed loop (`--concurrency 32`): so many requests at once; shows the most the server can do. Open loop
-    (`--rate 5`): requests arrive at random times whatever the server does; shows what callers of a busy service see.
-    Only what follows the warm-up is measured; Ctrl-C ends the run and shows what was measured until then.
-
-    For example, the most of a server: `forwardplane bench --concurrency 16 --prompt-tokens 64-1024 --duration-s 60`
-
-    For example, a busy service: `forwardplane bench --rate 4 --requests 500 --json figures.json --plot figures.png`
-
-    Without a GPU: `forwardplane serve --device simulated`, then `forwardplane bench --concurrency 64 --verify`
-
-    Args:
-        options: where to measure, with what load, and what to do with the figures.
-    """
-    console = Console()
-    return bench(options, console if console.is_terminal else Console(width=PIPED_WIDTH))
-
-
-@app.command(name="replay")
-def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> int:
-    """Run recorded plans again on a fresh executor, in order, and report the first row whose result differs.
-
-    Record with `forwardplane serve --record FILE`. Pages that plans read and did not write are computed first.
-
-    Args:
-        file: a recording.
-        options: what runs the plans again, and what is compared.
-    """
-    return replay(file, options, Console(soft_wrap=True))
-
-
 @app.command(name="embed")
 def embed_command(*texts: str, server: ServerAccess = DEFAULT_SERVER, pooling: Pooling = "last") -> int:
     """Turn texts into vectors of length 1, printed as one JSON line each.
@@ -126,40 +85,12 @@ def embed_command(*texts: str, server: ServerAccess = DEFAULT_SERVER, pooling: P
 
 @app.command(name="status")
 def status_command(*, server: ServerAccess = DEFAULT_SERVER) -> int:
-    """Show a server's load and a table of its workers.
+    """Show a server's load, a table of its workers, and what their captured graphs were used for.
 
     Args:
         server: where to ask, and as whom.
     """
-    with GenerationClient(server.target, credentials=server.credentials()) as client:
-        model, load = client.model(), client.load()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
-    console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
-    console.print(worker_table(load))
-    return exit_codes.OK
-
-
-def worker_table(load: Load) -> Table:
-    """One line a worker."""
-    table = Table(
-        "worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans", "replays", "misses"
-    )
-    for worker in load.workers:
-        table.add_row(
-            worker.name,
-            worker.state.name if worker.state else "not attached",
-            f"{worker.device} {worker.dtype}",
-            worker.numerics,
-            worker.kernels,
-            str(worker.requests_running),
-            f"{worker.pages_used} / {worker.pages}",
-            str(worker.plans),
-            str(worker.graph_replays),
-            str(worker.graph_misses),
-        )
-    return table
+    return status(server, wide_console())
 
 
 @app.command(name="fetch-model")

@@ -12,20 +12,24 @@ import grpc
 import grpc.aio
 
 from protos.client.embed_messages import Embedding, EmbedOptions, embed_request, embeddings_from
+from protos.client.load_messages import Load, load_from
 from protos.client.messages import (
     Chat,
     Chunk,
     GenerateOptions,
     Generation,
-    Load,
     ModelDescription,
     Prompt,
-    chat_prompt,
     chunk_from,
-    generate_request,
     generation_from,
-    load_from,
     model_from,
+)
+from protos.client.request_messages import (
+    abort_request,
+    detokenize_request,
+    generate_once_request,
+    generate_request,
+    tokenize_request,
 )
 from protos.client.server_access import CallerCredentials
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
@@ -88,7 +92,7 @@ class GenerationClient:
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.
         """
-        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        request = generate_once_request(prompts, options)
         try:
             reply = self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
         except grpc.RpcError as error:
@@ -114,9 +118,7 @@ class GenerationClient:
             UnknownRequest: nothing with that id runs.
         """
         try:
-            self._stub.Abort(
-                generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who
-            )
+            self._stub.Abort(abort_request(request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
@@ -130,10 +132,9 @@ class GenerationClient:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
+        request = detokenize_request(token_ids)
         try:
-            reply = self._stub.Detokenize(
-                generate_pb2.DetokenizeRequest(token_ids=token_ids), timeout=UNARY_TIMEOUT_S, metadata=self._who
-            )
+            reply = self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.text
@@ -201,7 +202,7 @@ class AsyncGenerationClient:
 
     async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """As `GenerationClient.generate`."""
-        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        request = generate_once_request(prompts, options)
         try:
             reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
         except grpc.RpcError as error:
@@ -235,7 +236,7 @@ class AsyncGenerationClient:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """As `GenerationClient.detokenize`."""
-        request = generate_pb2.DetokenizeRequest(token_ids=token_ids)
+        request = detokenize_request(token_ids)
         try:
             reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
@@ -269,10 +270,3 @@ class AsyncGenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
-
-
-def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:
-    """The wire form of a text or chat to be tokenised."""
-    if isinstance(prompt, str):
-        return generate_pb2.TokenizeRequest(text=prompt)
-    return generate_pb2.TokenizeRequest(chat=chat_prompt(prompt))

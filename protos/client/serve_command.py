@@ -14,12 +14,13 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 from rich.console import Console
 
-from protos.client.fetch_model import fetch_model, prepare_folder
+from protos.client.fetch_model import model_for_device
 from protos.client.process_group import ProcessGroup, ServiceCommand
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.config import ConfigError
 from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
+from protos.service.private_folder import remove_abandoned
 from protos.service.security_config import is_loopback
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
@@ -69,6 +70,16 @@ class ServeExecution:
     """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
     graph: Literal["off", "decode", "prefill", "all"] | None = None
     """Phases whose steps replay captured graphs, where torch computes. Default: all."""
+    decode_buckets: str | None = None
+    """Rows of the decode graphs, ascending, such as 1,2,4; see `buckets advise`. Default: the worker's own."""
+    prefill_buckets: str | None = None
+    """Tokens of the prefill graphs, ascending. Default: the worker's own."""
+    decode_graph_backend: Literal["full", "breakable", "compiled"] | None = None
+    """What captures decode steps. Default: full."""
+    prefill_graph_backend: Literal["full", "breakable", "compiled"] | None = None
+    """What captures other steps. Default: breakable."""
+    debug_graph: Annotated[bool, Parameter(negative="")] = False
+    """Keep graph runners, static buffers and padding, but run each step eagerly in them."""
     window: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=8))] = None
     """Plans in flight on a worker. Default: 2, so that no worker waits for the next plan."""
     kv_canary: Literal["off", "count", "refuse"] | None = None
@@ -128,8 +139,9 @@ class ServeOptions:
     simulated-8b for the device `simulated`."""
     model_cache: Path | None = None
     """Folder of fetched models. Default: ~/.cache/forwardplane/models."""
-    device: Literal["cpu", "simulated"] = "cpu"
-    """Where workers run. `simulated`: nowhere; a table of step times and made-up tokens, for load tests."""
+    device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    """Where workers run. `cuda`: on a GPU, on which no kernel of this release has ever been run. `simulated`: nowhere;
+    a table of step times and made-up tokens, for load tests."""
     numerics: Literal["fast", "reproducible"] = "fast"
     """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -165,17 +177,14 @@ def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
     """The folder of the model to serve, fetched or prepared when it is not there yet.
 
     Raises:
-        InvalidModelFile, UnknownModel: the name or the files cannot be used.
+        InvalidModelFile, UnknownModel, UnsupportedFeature: the name or the files cannot be used.
     """
-    path = Path(options.model_name)
     with console.status(f"model {options.model_name}") as status:
 
         def show(message: str) -> None:
             status.update(message)
 
-        if path.exists():
-            return prepare_folder(path, cache=options.model_cache, progress=show)
-        return fetch_model(options.model_name, cache=options.model_cache, progress=show)
+        return model_for_device(options.model_name, device=options.device, cache=options.model_cache, progress=show)
 
 
 def service_commands(options: ServeOptions, folder: ModelFolder) -> list[ServiceCommand]:
@@ -215,7 +224,6 @@ def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
     given: dict[str, object] = {
         "--kernels": options.execution.kernels,
-        "--graph": options.execution.graph,
         "--window": options.execution.window,
         "--kv-canary": options.execution.kv_canary,
         "--hardened": "true" if options.security.hardened else None,
@@ -223,6 +231,9 @@ def _chosen(options: ServeOptions) -> dict[str, str]:
         "--max-rows": options.limits.max_rows,
         "--max-tokens": options.limits.max_tokens_per_plan,
     }
+    names = ("graph", "decode_buckets", "prefill_buckets", "decode_graph_backend", "prefill_graph_backend")
+    given |= {f"--{name.replace('_', '-')}": getattr(options.execution, name) for name in names}
+    given["--debug-graph"] = "true" if options.execution.debug_graph else None
     if options.device == "simulated":
         given |= {
             "--simulated-steps": options.simulated.simulated_steps,
@@ -321,6 +332,7 @@ def serve(options: ServeOptions, console: Console) -> int:
             group.supervise()
     finally:
         code = group.stop()
+        remove_abandoned()  # of a scheduler that was killed
     return 0 if code == 0 else 1
 
 

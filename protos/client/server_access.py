@@ -7,6 +7,7 @@ from typing import Annotated
 import grpc
 from cyclopts import Parameter
 
+from protos.client.flag_types import Target
 from protos.service.credentials import ChannelSecurity
 from protos.wire.errors import InvalidRequest
 
@@ -42,7 +43,7 @@ class CallerCredentials:
 class ServerAccess:
     """Where to ask, and as whom."""
 
-    target: str = DEFAULT_TARGET
+    target: Target = DEFAULT_TARGET
     """HOST:PORT of a scheduler."""
     tls: Annotated[bool, Parameter(negative=())] = False
     """Connect over TLS and trust the machine's authorities."""

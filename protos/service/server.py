@@ -74,7 +74,10 @@ class ServerOptions:
     handshake_timeout_ms: int = 10_000
     """gRPC's own is two minutes, in which each half-open connection holds a descriptor."""
     max_concurrent_streams: int = 1024
-    """Per connection."""
+    """Per connection; a caller's further calls wait in its own channel."""
+    max_pending_calls: int | None = None
+    """Most calls of all connections that no handler has taken yet; gRPC cancels more, without a reason. Absent: gRPC's
+    own choice, from 1,000 on by chance and from 3,000 on all."""
     shares_port: bool = False
     """Several processes may listen on the port; the parent has proved it free (`prove_port_free`)."""
 
@@ -88,11 +91,19 @@ def build_server(*, options: ServerOptions, interceptors: Sequence[grpc.aio.Serv
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
         ("grpc.so_reuseport", int(options.shares_port)),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        *_pending(options.max_pending_calls),
         ("grpc.server_handshake_timeout_ms", options.handshake_timeout_ms),
         *_KEEPALIVE[options.profile],
         *(_HARDENED[options.profile] if options.hardened else ()),
     )
     return grpc.aio.server(interceptors=list(interceptors), options=settings)
+
+
+def _pending(max_calls: int | None) -> Options:
+    """With the hard limit at the other one, gRPC leaves nothing to chance."""
+    if max_calls is None:
+        return ()
+    return (("grpc.server.max_pending_requests", max_calls), ("grpc.server.max_pending_requests_hard_limit", max_calls))
 
 
 def bind_port(

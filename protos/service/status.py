@@ -7,6 +7,7 @@ that gRPC itself makes (nothing listens, transport cap, deadline) become sensibl
 import asyncio
 import inspect
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.UNKNOWN: errors.InternalFault,
     grpc.StatusCode.INTERNAL: errors.InternalFault,
 }
+_SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _NOBODY_LISTENS = ("Connection refused", "DNS resolution failed", "Name or service not known", "No such file")
 
 
@@ -123,8 +125,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     Wraps a handler once per call; a stream's messages do not pass through it a second time.
     """
 
-    def __init__(self, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, observers: Sequence[CallObserver] = (), *, max_request_bytes: int | None = None) -> None:
+        """Tell `observers`; requests of more bytes are refused, which the transport's own cap does without a reason."""
         self._observers = tuple(observers)
+        self._max_request_bytes = max_request_bytes
 
     async def intercept_service(
         self,
@@ -138,8 +142,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             return cast(Handler, handler)
         wrap = self._stream if handler.response_streaming else self._unary
         check = checked_stream if handler.request_streaming else checked
+        read = tolerant(handler.request_deserializer, max_bytes=self._max_request_bytes)
         wrapped = wrap(behaviour, handler_call_details.method, check=check)
-        return handler_like(handler, wrapped, deserializer=tolerant(handler.request_deserializer))
+        return handler_like(handler, wrapped, deserializer=read)
 
     def _unary(
         self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
@@ -268,10 +273,18 @@ def _from_code(code: grpc.StatusCode, details: str, target: str) -> EngineError:
     message = {
         grpc.StatusCode.DEADLINE_EXCEEDED: f"{peer} did not answer within the call's deadline",
         grpc.StatusCode.CANCELLED: "the call was cancelled",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is over the byte cap of the transport",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: _over_cap(details),
         grpc.StatusCode.UNIMPLEMENTED: f"{peer} does not offer this call",
     }.get(code)
     return _CLASS_OF_CODE.get(code, InternalFault)(message or _cut(details) or f"{peer} answered {code.name}")
+
+
+def _over_cap(details: str) -> str:
+    """What gRPC says of a message over the transport's cap, with the two numbers if it gave them."""
+    found = _SIZES.search(details)
+    if found is None:
+        return "a message is over the byte cap of the transport"
+    return f"a message has {found[1]} bytes; the limit of the transport is {found[2]}"
 
 
 def _cut(message: str) -> str:

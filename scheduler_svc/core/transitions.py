@@ -46,6 +46,7 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     if use.cached_tokens is None:
         use.cached_tokens = min(request.kv_len, request.prompt_len)
         state.counters.cache.prompt_tokens += use.cached_tokens
+        state.foresight.prompts.placed(request.prompt_len, cached_tokens=use.cached_tokens)
 
 
 def requeue(state: SchedulerState, request: Request) -> None:

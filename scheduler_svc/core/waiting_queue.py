@@ -40,9 +40,14 @@ class WaitingQueue:
         return self.tokens - self._paused_tokens
 
     @property
+    def num_asking(self) -> int:
+        """Those that are not paused."""
+        return self._count - len(self._paused)
+
+    @property
     def is_asking(self) -> bool:
         """Whether somebody waits who is not paused."""
-        return self._count > len(self._paused)
+        return self.num_asking > 0
 
     def __len__(self) -> int:
         return self._count

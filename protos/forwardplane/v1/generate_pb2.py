@@ -22,73 +22,78 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.forwardplane.v1 import plan_pb2 as protos_dot_forwardplane_dot_v1_dot_plan__pb2
 from protos.forwardplane.v1 import sampling_pb2 as protos_dot_forwardplane_dot_v1_dot_sampling__pb2
 from protos.forwardplane.v1 import worker_pb2 as protos_dot_forwardplane_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/forwardplane/v1/generate.proto\x12\x0f\x66orwardplane.v1\x1a%protos/forwardplane/v1/sampling.proto\x1a#protos/forwardplane/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\nChatPrompt\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.forwardplane.v1.ChatMessage\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\x86\x06\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1b.forwardplane.v1.ChatPromptH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.forwardplane.v1.TokenPromptH\x00\x12\x35\n\x08sampling\x18\x04 \x01(\x0b\x32#.forwardplane.v1.SamplingParameters\x12-\n\x04stop\x18\x05 \x01(\x0b\x32\x1f.forwardplane.v1.StopParameters\x12\x12\n\x05model\x18\x06 \x01(\tH\x02\x88\x01\x01\x12\x12\n\nclient_tag\x18\x07 \x01(\t\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x03\x88\x01\x01\x12 \n\x13keep_special_tokens\x18\t \x01(\x08H\x04\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0c \x01(\tH\x05\x88\x01\x01\x12\x15\n\x08priority\x18\r \x01(\x11H\x06\x88\x01\x01\x12\x43\n\x0fprompt_logprobs\x18\x10 \x01(\x0b\x32%.forwardplane.v1.PromptLogprobOptionsH\x07\x88\x01\x01\x12\x41\n\rhidden_states\x18\x11 \x01(\x0e\x32%.forwardplane.v1.HiddenStateSelectionH\x08\x88\x01\x01\x12\x11\n\x04\x65\x63ho\x18\x0f \x01(\x08H\t\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\x14 \x01(\tH\x01\x12\x0f\n\x05regex\x18\x15 \x01(\tH\x01\x12\x0e\n\x04\x65\x62nf\x18\x16 \x01(\tH\x01\x12-\n\x06\x63hoice\x18\x17 \x01(\x0b\x32\x1b.forwardplane.v1.ChoiceListH\x01\x42\x08\n\x06promptB\t\n\x07grammarB\x08\n\x06_modelB\x0b\n\t_logprobsB\x16\n\x14_keep_special_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priorityB\x12\n\x10_prompt_logprobsB\x10\n\x0e_hidden_statesB\x07\n\x05_echo\"2\n\x14PromptLogprobOptions\x12\x0b\n\x03top\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\"U\n\x0cHiddenStates\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12\x11\n\tfirst_pos\x18\x03 \x01(\r\x12\x0e\n\x06states\x18\x04 \x01(\x0c\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t\"\xfc\x03\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nclient_tag\x18\x02 \x01(\t\x12\x14\n\x0csample_index\x18\x03 \x01(\r\x12\x11\n\tfirst_pos\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x13\n\x0btext_offset\x18\x07 \x01(\r\x12/\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\t \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\n \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0bprompt_text\x18\x0f \x01(\tH\x01\x88\x01\x01\x12\x36\n\x0fprompt_logprobs\x18\x10 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\x18\n\x10prompt_first_pos\x18\x11 \x01(\r\x12\x39\n\rhidden_states\x18\x12 \x01(\x0b\x32\x1d.forwardplane.v1.HiddenStatesH\x02\x88\x01\x01\x42\x07\n\x05_seedB\x0e\n\x0c_prompt_textB\x10\n\x0e_hidden_states\"I\n\x13GenerateOnceRequest\x12\x32\n\x08requests\x18\x01 \x03(\x0b\x32 .forwardplane.v1.GenerateRequest\"\xc3\x03\n\nGeneration\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nclient_tag\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\x07 \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x18\n\x0bprompt_text\x18\x0f \x01(\tH\x00\x88\x01\x01\x12\x36\n\x0fprompt_logprobs\x18\x10 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\x18\n\x10prompt_first_pos\x18\x11 \x01(\r\x12\x39\n\rhidden_states\x18\x12 \x01(\x0b\x32\x1d.forwardplane.v1.HiddenStatesH\x01\x88\x01\x01\x42\x0e\n\x0c_prompt_textB\x10\n\x0e_hidden_states\"E\n\x11GenerateOnceReply\x12\x30\n\x0bgenerations\x18\x01 \x03(\x0b\x32\x1b.forwardplane.v1.Generation\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0c\n\nAbortReply\"W\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1b.forwardplane.v1.ChatPromptH\x00\x42\x07\n\x05input\"\"\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\x12 \n\x13keep_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_keep_special_tokens\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"y\n\x0c\x45mbedRequest\x12\x32\n\x08requests\x18\x01 \x03(\x0b\x32 .forwardplane.v1.GenerateRequest\x12\x0f\n\x07pooling\x18\x02 \x01(\t\x12\x16\n\tnormalize\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_normalize\"B\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.forwardplane.v1.Usage\"<\n\nEmbedReply\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.forwardplane.v1.Embedding\"\x11\n\x0fGetModelRequest\"\xc3\x01\n\rGetModelReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x14\n\x0clogits_width\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08numerics\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\t\"\x10\n\x0eGetLoadRequest\"\xd9\x02\n\nWorkerLoad\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.forwardplane.v1.WorkerState\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x10\n\x08numerics\x18\x05 \x01(\t\x12\x0f\n\x07kernels\x18\x06 \x01(\t\x12\x18\n\x10requests_running\x18\x07 \x01(\r\x12\r\n\x05pages\x18\x08 \x01(\r\x12\x12\n\npages_used\x18\t \x01(\r\x12\x17\n\x0fplans_in_flight\x18\n \x01(\r\x12\r\n\x05plans\x18\x0b \x01(\x06\x12\x11\n\tplan_rows\x18\x0c \x01(\x06\x12\x12\n\nplan_bytes\x18\r \x01(\x06\x12\x15\n\rgraph_replays\x18\x0e \x01(\x06\x12\x14\n\x0cgraph_misses\x18\x0f \x01(\x06\x12\x15\n\rpadded_tokens\x18\x10 \x01(\x06\"\x82\x01\n\x0cGetLoadReply\x12\x18\n\x10requests_running\x18\x01 \x01(\r\x12\x18\n\x10requests_waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x02\x12,\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.forwardplane.v1.WorkerLoad\"\x13\n\x11\x46lushCacheRequest\"&\n\x0f\x46lushCacheReply\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r*\x80\x01\n\x14HiddenStateSelection\x12&\n\"HIDDEN_STATE_SELECTION_UNSPECIFIED\x10\x00\x12\x1f\n\x1bHIDDEN_STATE_SELECTION_LAST\x10\x01\x12\x1f\n\x1bHIDDEN_STATE_SELECTION_FULL\x10\x02\x32\xd6\x05\n\x11GenerationService\x12N\n\x08Generate\x12 .forwardplane.v1.GenerateRequest\x1a\x1e.forwardplane.v1.GenerateChunk0\x01\x12X\n\x0cGenerateOnce\x12$.forwardplane.v1.GenerateOnceRequest\x1a\".forwardplane.v1.GenerateOnceReply\x12\x43\n\x05\x41\x62ort\x12\x1d.forwardplane.v1.AbortRequest\x1a\x1b.forwardplane.v1.AbortReply\x12L\n\x08Tokenize\x12 .forwardplane.v1.TokenizeRequest\x1a\x1e.forwardplane.v1.TokenizeReply\x12R\n\nDetokenize\x12\".forwardplane.v1.DetokenizeRequest\x1a .forwardplane.v1.DetokenizeReply\x12\x43\n\x05\x45mbed\x12\x1d.forwardplane.v1.EmbedRequest\x1a\x1b.forwardplane.v1.EmbedReply\x12L\n\x08GetModel\x12 .forwardplane.v1.GetModelRequest\x1a\x1e.forwardplane.v1.GetModelReply\x12I\n\x07GetLoad\x12\x1f.forwardplane.v1.GetLoadRequest\x1a\x1d.forwardplane.v1.GetLoadReply\x12R\n\nFlushCache\x12\".forwardplane.v1.FlushCacheRequest\x1a .forwardplane.v1.FlushCacheReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/forwardplane/v1/generate.proto\x12\x0f\x66orwardplane.v1\x1a!protos/forwardplane/v1/plan.proto\x1a%protos/forwardplane/v1/sampling.proto\x1a#protos/forwardplane/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\nChatPrompt\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.forwardplane.v1.ChatMessage\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"\x86\x06\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1b.forwardplane.v1.ChatPromptH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.forwardplane.v1.TokenPromptH\x00\x12\x35\n\x08sampling\x18\x04 \x01(\x0b\x32#.forwardplane.v1.SamplingParameters\x12-\n\x04stop\x18\x05 \x01(\x0b\x32\x1f.forwardplane.v1.StopParameters\x12\x12\n\x05model\x18\x06 \x01(\tH\x02\x88\x01\x01\x12\x12\n\nclient_tag\x18\x07 \x01(\t\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x03\x88\x01\x01\x12 \n\x13keep_special_tokens\x18\t \x01(\x08H\x04\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0c \x01(\tH\x05\x88\x01\x01\x12\x15\n\x08priority\x18\r \x01(\x11H\x06\x88\x01\x01\x12\x43\n\x0fprompt_logprobs\x18\x10 \x01(\x0b\x32%.forwardplane.v1.PromptLogprobOptionsH\x07\x88\x01\x01\x12\x41\n\rhidden_states\x18\x11 \x01(\x0e\x32%.forwardplane.v1.HiddenStateSelectionH\x08\x88\x01\x01\x12\x11\n\x04\x65\x63ho\x18\x0f \x01(\x08H\t\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\x14 \x01(\tH\x01\x12\x0f\n\x05regex\x18\x15 \x01(\tH\x01\x12\x0e\n\x04\x65\x62nf\x18\x16 \x01(\tH\x01\x12-\n\x06\x63hoice\x18\x17 \x01(\x0b\x32\x1b.forwardplane.v1.ChoiceListH\x01\x42\x08\n\x06promptB\t\n\x07grammarB\x08\n\x06_modelB\x0b\n\t_logprobsB\x16\n\x14_keep_special_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priorityB\x12\n\x10_prompt_logprobsB\x10\n\x0e_hidden_statesB\x07\n\x05_echo\"2\n\x14PromptLogprobOptions\x12\x0b\n\x03top\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\"U\n\x0cHiddenStates\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12\x11\n\tfirst_pos\x18\x03 \x01(\r\x12\x0e\n\x06states\x18\x04 \x01(\x0c\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t\"\xfc\x03\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nclient_tag\x18\x02 \x01(\t\x12\x14\n\x0csample_index\x18\x03 \x01(\r\x12\x11\n\tfirst_pos\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x13\n\x0btext_offset\x18\x07 \x01(\r\x12/\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\t \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\n \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0bprompt_text\x18\x0f \x01(\tH\x01\x88\x01\x01\x12\x36\n\x0fprompt_logprobs\x18\x10 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\x18\n\x10prompt_first_pos\x18\x11 \x01(\r\x12\x39\n\rhidden_states\x18\x12 \x01(\x0b\x32\x1d.forwardplane.v1.HiddenStatesH\x02\x88\x01\x01\x42\x07\n\x05_seedB\x0e\n\x0c_prompt_textB\x10\n\x0e_hidden_states\"I\n\x13GenerateOnceRequest\x12\x32\n\x08requests\x18\x01 \x03(\x0b\x32 .forwardplane.v1.GenerateRequest\"\xc3\x03\n\nGeneration\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nclient_tag\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\x07 \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x18\n\x0bprompt_text\x18\x0f \x01(\tH\x00\x88\x01\x01\x12\x36\n\x0fprompt_logprobs\x18\x10 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\x18\n\x10prompt_first_pos\x18\x11 \x01(\r\x12\x39\n\rhidden_states\x18\x12 \x01(\x0b\x32\x1d.forwardplane.v1.HiddenStatesH\x01\x88\x01\x01\x42\x0e\n\x0c_prompt_textB\x10\n\x0e_hidden_states\"E\n\x11GenerateOnceReply\x12\x30\n\x0bgenerations\x18\x01 \x03(\x0b\x32\x1b.forwardplane.v1.Generation\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0c\n\nAbortReply\"W\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1b.forwardplane.v1.ChatPromptH\x00\x42\x07\n\x05input\"\"\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\x12 \n\x13keep_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_keep_special_tokens\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"y\n\x0c\x45mbedRequest\x12\x32\n\x08requests\x18\x01 \x03(\x0b\x32 .forwardplane.v1.GenerateRequest\x12\x0f\n\x07pooling\x18\x02 \x01(\t\x12\x16\n\tnormalize\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_normalize\"B\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.forwardplane.v1.Usage\"<\n\nEmbedReply\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.forwardplane.v1.Embedding\"\x11\n\x0fGetModelRequest\"\xc3\x01\n\rGetModelReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x14\n\x0clogits_width\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08numerics\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\t\"\x10\n\x0eGetLoadRequest\"\x84\x03\n\nWorkerLoad\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.forwardplane.v1.WorkerState\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x10\n\x08numerics\x18\x05 \x01(\t\x12\x0f\n\x07kernels\x18\x06 \x01(\t\x12\x18\n\x10requests_running\x18\x07 \x01(\r\x12\r\n\x05pages\x18\x08 \x01(\r\x12\x12\n\npages_used\x18\t \x01(\r\x12\x17\n\x0fplans_in_flight\x18\n \x01(\r\x12\r\n\x05plans\x18\x0b \x01(\x06\x12\x11\n\tplan_rows\x18\x0c \x01(\x06\x12\x12\n\nplan_bytes\x18\r \x01(\x06\x12\x15\n\rgraph_replays\x18\x0e \x01(\x06\x12\x14\n\x0cgraph_misses\x18\x0f \x01(\x06\x12\x15\n\rpadded_tokens\x18\x10 \x01(\x06\x12)\n\x06graphs\x18\x11 \x03(\x0b\x32\x19.forwardplane.v1.GraphUse\"\xa1\x01\n\x08GraphUse\x12*\n\x05phase\x18\x01 \x01(\x0e\x32\x1b.forwardplane.v1.GraphPhase\x12\x0f\n\x07replays\x18\x02 \x01(\x06\x12\x13\n\x0breal_tokens\x18\x03 \x01(\x06\x12\x15\n\rpadded_tokens\x18\x04 \x01(\x06\x12,\n\x06misses\x18\x05 \x03(\x0b\x32\x1c.forwardplane.v1.GraphMisses\"K\n\x0bGraphMisses\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.forwardplane.v1.GraphRefusal\x12\r\n\x05\x63ount\x18\x02 \x01(\x06\"\x82\x01\n\x0cGetLoadReply\x12\x18\n\x10requests_running\x18\x01 \x01(\r\x12\x18\n\x10requests_waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x02\x12,\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.forwardplane.v1.WorkerLoad\"\x13\n\x11\x46lushCacheRequest\"&\n\x0f\x46lushCacheReply\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r*\x80\x01\n\x14HiddenStateSelection\x12&\n\"HIDDEN_STATE_SELECTION_UNSPECIFIED\x10\x00\x12\x1f\n\x1bHIDDEN_STATE_SELECTION_LAST\x10\x01\x12\x1f\n\x1bHIDDEN_STATE_SELECTION_FULL\x10\x02\x32\xd6\x05\n\x11GenerationService\x12N\n\x08Generate\x12 .forwardplane.v1.GenerateRequest\x1a\x1e.forwardplane.v1.GenerateChunk0\x01\x12X\n\x0cGenerateOnce\x12$.forwardplane.v1.GenerateOnceRequest\x1a\".forwardplane.v1.GenerateOnceReply\x12\x43\n\x05\x41\x62ort\x12\x1d.forwardplane.v1.AbortRequest\x1a\x1b.forwardplane.v1.AbortReply\x12L\n\x08Tokenize\x12 .forwardplane.v1.TokenizeRequest\x1a\x1e.forwardplane.v1.TokenizeReply\x12R\n\nDetokenize\x12\".forwardplane.v1.DetokenizeRequest\x1a .forwardplane.v1.DetokenizeReply\x12\x43\n\x05\x45mbed\x12\x1d.forwardplane.v1.EmbedRequest\x1a\x1b.forwardplane.v1.EmbedReply\x12L\n\x08GetModel\x12 .forwardplane.v1.GetModelRequest\x1a\x1e.forwardplane.v1.GetModelReply\x12I\n\x07GetLoad\x12\x1f.forwardplane.v1.GetLoadRequest\x1a\x1d.forwardplane.v1.GetLoadReply\x12R\n\nFlushCache\x12\".forwardplane.v1.FlushCacheRequest\x1a .forwardplane.v1.FlushCacheReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.forwardplane.v1.generate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HIDDENSTATESELECTION']._serialized_start=3663
-  _globals['_HIDDENSTATESELECTION']._serialized_end=3791
-  _globals['_CHATMESSAGE']._serialized_start=134
-  _globals['_CHATMESSAGE']._serialized_end=178
-  _globals['_CHATPROMPT']._serialized_start=180
-  _globals['_CHATPROMPT']._serialized_end=240
-  _globals['_TOKENPROMPT']._serialized_start=242
-  _globals['_TOKENPROMPT']._serialized_end=268
-  _globals['_GENERATEREQUEST']._serialized_start=271
-  _globals['_GENERATEREQUEST']._serialized_end=1045
-  _globals['_PROMPTLOGPROBOPTIONS']._serialized_start=1047
-  _globals['_PROMPTLOGPROBOPTIONS']._serialized_end=1097
-  _globals['_HIDDENSTATES']._serialized_start=1099
-  _globals['_HIDDENSTATES']._serialized_end=1184
-  _globals['_CHOICELIST']._serialized_start=1186
-  _globals['_CHOICELIST']._serialized_end=1213
-  _globals['_GENERATECHUNK']._serialized_start=1216
-  _globals['_GENERATECHUNK']._serialized_end=1724
-  _globals['_GENERATEONCEREQUEST']._serialized_start=1726
-  _globals['_GENERATEONCEREQUEST']._serialized_end=1799
-  _globals['_GENERATION']._serialized_start=1802
-  _globals['_GENERATION']._serialized_end=2253
-  _globals['_GENERATEONCEREPLY']._serialized_start=2255
-  _globals['_GENERATEONCEREPLY']._serialized_end=2324
-  _globals['_ABORTREQUEST']._serialized_start=2326
-  _globals['_ABORTREQUEST']._serialized_end=2360
-  _globals['_ABORTREPLY']._serialized_start=2362
-  _globals['_ABORTREPLY']._serialized_end=2374
-  _globals['_TOKENIZEREQUEST']._serialized_start=2376
-  _globals['_TOKENIZEREQUEST']._serialized_end=2463
-  _globals['_TOKENIZEREPLY']._serialized_start=2465
-  _globals['_TOKENIZEREPLY']._serialized_end=2499
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2501
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2597
-  _globals['_DETOKENIZEREPLY']._serialized_start=2599
-  _globals['_DETOKENIZEREPLY']._serialized_end=2630
-  _globals['_EMBEDREQUEST']._serialized_start=2632
-  _globals['_EMBEDREQUEST']._serialized_end=2753
-  _globals['_EMBEDDING']._serialized_start=2755
-  _globals['_EMBEDDING']._serialized_end=2821
-  _globals['_EMBEDREPLY']._serialized_start=2823
-  _globals['_EMBEDREPLY']._serialized_end=2883
-  _globals['_GETMODELREQUEST']._serialized_start=2885
-  _globals['_GETMODELREQUEST']._serialized_end=2902
-  _globals['_GETMODELREPLY']._serialized_start=2905
-  _globals['_GETMODELREPLY']._serialized_end=3100
-  _globals['_GETLOADREQUEST']._serialized_start=3102
-  _globals['_GETLOADREQUEST']._serialized_end=3118
-  _globals['_WORKERLOAD']._serialized_start=3121
-  _globals['_WORKERLOAD']._serialized_end=3466
-  _globals['_GETLOADREPLY']._serialized_start=3469
-  _globals['_GETLOADREPLY']._serialized_end=3599
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=3601
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=3620
-  _globals['_FLUSHCACHEREPLY']._serialized_start=3622
-  _globals['_FLUSHCACHEREPLY']._serialized_end=3660
-  _globals['_GENERATIONSERVICE']._serialized_start=3794
-  _globals['_GENERATIONSERVICE']._serialized_end=4520
+  _globals['_HIDDENSTATESELECTION']._serialized_start=3982
+  _globals['_HIDDENSTATESELECTION']._serialized_end=4110
+  _globals['_CHATMESSAGE']._serialized_start=169
+  _globals['_CHATMESSAGE']._serialized_end=213
+  _globals['_CHATPROMPT']._serialized_start=215
+  _globals['_CHATPROMPT']._serialized_end=275
+  _globals['_TOKENPROMPT']._serialized_start=277
+  _globals['_TOKENPROMPT']._serialized_end=303
+  _globals['_GENERATEREQUEST']._serialized_start=306
+  _globals['_GENERATEREQUEST']._serialized_end=1080
+  _globals['_PROMPTLOGPROBOPTIONS']._serialized_start=1082
+  _globals['_PROMPTLOGPROBOPTIONS']._serialized_end=1132
+  _globals['_HIDDENSTATES']._serialized_start=1134
+  _globals['_HIDDENSTATES']._serialized_end=1219
+  _globals['_CHOICELIST']._serialized_start=1221
+  _globals['_CHOICELIST']._serialized_end=1248
+  _globals['_GENERATECHUNK']._serialized_start=1251
+  _globals['_GENERATECHUNK']._serialized_end=1759
+  _globals['_GENERATEONCEREQUEST']._serialized_start=1761
+  _globals['_GENERATEONCEREQUEST']._serialized_end=1834
+  _globals['_GENERATION']._serialized_start=1837
+  _globals['_GENERATION']._serialized_end=2288
+  _globals['_GENERATEONCEREPLY']._serialized_start=2290
+  _globals['_GENERATEONCEREPLY']._serialized_end=2359
+  _globals['_ABORTREQUEST']._serialized_start=2361
+  _globals['_ABORTREQUEST']._serialized_end=2395
+  _globals['_ABORTREPLY']._serialized_start=2397
+  _globals['_ABORTREPLY']._serialized_end=2409
+  _globals['_TOKENIZEREQUEST']._serialized_start=2411
+  _globals['_TOKENIZEREQUEST']._serialized_end=2498
+  _globals['_TOKENIZEREPLY']._serialized_start=2500
+  _globals['_TOKENIZEREPLY']._serialized_end=2534
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2536
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2632
+  _globals['_DETOKENIZEREPLY']._serialized_start=2634
+  _globals['_DETOKENIZEREPLY']._serialized_end=2665
+  _globals['_EMBEDREQUEST']._serialized_start=2667
+  _globals['_EMBEDREQUEST']._serialized_end=2788
+  _globals['_EMBEDDING']._serialized_start=2790
+  _globals['_EMBEDDING']._serialized_end=2856
+  _globals['_EMBEDREPLY']._serialized_start=2858
+  _globals['_EMBEDREPLY']._serialized_end=2918
+  _globals['_GETMODELREQUEST']._serialized_start=2920
+  _globals['_GETMODELREQUEST']._serialized_end=2937
+  _globals['_GETMODELREPLY']._serialized_start=2940
+  _globals['_GETMODELREPLY']._serialized_end=3135
+  _globals['_GETLOADREQUEST']._serialized_start=3137
+  _globals['_GETLOADREQUEST']._serialized_end=3153
+  _globals['_WORKERLOAD']._serialized_start=3156
+  _globals['_WORKERLOAD']._serialized_end=3544
+  _globals['_GRAPHUSE']._serialized_start=3547
+  _globals['_GRAPHUSE']._serialized_end=3708
+  _globals['_GRAPHMISSES']._serialized_start=3710
+  _globals['_GRAPHMISSES']._serialized_end=3785
+  _globals['_GETLOADREPLY']._serialized_start=3788
+  _globals['_GETLOADREPLY']._serialized_end=3918
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=3920
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=3939
+  _globals['_FLUSHCACHEREPLY']._serialized_start=3941
+  _globals['_FLUSHCACHEREPLY']._serialized_end=3979
+  _globals['_GENERATIONSERVICE']._serialized_start=4113
+  _globals['_GENERATIONSERVICE']._serialized_end=4839
 # @@protoc_insertion_point(module_scope)

@@ -163,6 +163,27 @@ async def test_a_request_goes_through_and_is_counted():
         assert (r.metric("kv_pages"), r.metric("kv_pages_used"), r.metric("kv_usage_ratio")) == (64, 0, 0)
 
 
+async def test_a_plan_is_written_before_edges_hear_of_the_tokens_of_the_one_before():
+    async with rig() as r:
+        happened = []
+        send_plan, tell_edges = r.link.send, r.edges.send
+
+        def send(plan):
+            asyncio.get_running_loop().call_soon(happened.append, "written")
+            send_plan(plan)
+
+        def tell(messages):
+            if any(message.updates for message in messages.values()):
+                happened.append("told")
+            tell_edges(messages)
+
+        r.link.send, r.edges.send = send, tell
+        r.attach()
+        r.submit(make_spec(1, max_tokens=4))
+        await r.end_of(1)
+        assert happened == ["written"] + ["written", "told"] * 3 + ["told"]
+
+
 async def test_a_grammars_masks_are_asked_for_and_its_stream_forgotten():
     async with rig() as r:
         r.attach()
@@ -263,6 +284,19 @@ async def test_a_lost_edge_takes_its_requests_along():
         r.loop.edge_lost(EDGE)
         await r.edges.until(lambda _: r.metric("requests_finished_total", reason="abort") == 2)
         assert (r.metric("requests_running"), r.metric("kv_pages_used")) == (0, 0)
+
+
+async def test_the_edge_of_a_request_is_known_from_its_arrival_to_its_end():
+    async with rig() as r:
+        r.link.holds = True
+        r.attach()
+        r.submit(make_spec(1))
+        assert r.loop.edge_of("request-1") == EDGE
+        await r.edges.until(lambda _: r.metric("requests_running") == 1)
+        assert (r.loop.edge_of("request-1"), r.loop.edge_of("other")) == (EDGE, None)
+        r.loop.edge_lost(EDGE)
+        await r.edges.until(lambda _: r.metric("requests_running") == 0)
+        assert r.loop.edge_of("request-1") is None
 
 
 async def test_a_cancelled_request_ends_with_its_reason():

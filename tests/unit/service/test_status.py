@@ -127,6 +127,12 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             errors.MessageTooLarge,
             "a message is over the byte cap of the transport",
         ),
+        (
+            EXHAUSTED,
+            "CLIENT: Received message larger than max (5 vs. 4)",
+            errors.MessageTooLarge,
+            "a message has 5 bytes; the limit of the transport is 4",
+        ),
         (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", errors.NotOffered, "h:1 does not offer this call"),
         (grpc.StatusCode.CANCELLED, "", errors.RequestAborted, "the call was cancelled"),
         (
