@@ -13,6 +13,7 @@ from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
 from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
+from tests.support.audited import audited_children
 
 PORT_FIELDS = (
     "port",
@@ -66,7 +67,14 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(
+def served(**choices: object) -> Iterator[Served]:
+    """As `_served`, with every process watched for code that comes from data (S1)."""
+    with audited_children(), _served(**choices) as server:  # type: ignore[arg-type]
+        yield server
+
+
+@contextlib.contextmanager
+def _served(
     *, worker_flags: tuple[str, ...] = (), scheduler_flags: tuple[str, ...] = (), **choices: object
 ) -> Iterator[Served]:
     """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
