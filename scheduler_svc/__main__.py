@@ -11,6 +11,7 @@ from protos.service.config import LoadedConfig, load_or_exit
 from protos.service.lifecycle import exit_code_of
 from protos.service.logs import configure_logs
 from protos.service.ownership import assert_package_owner
+from protos.service.runtime import assert_protobuf_backend
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from scheduler_svc.bridge.parent_watch import obey_parent, watch_parent
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     _start_logs(loaded)
     try:
         with fault_border("scheduler process"):
+            assert_protobuf_backend()
             if config.process.role is Role.PARENT:
                 assert_package_owner()
             return asyncio.run(_run(config, arguments))

@@ -156,6 +156,12 @@ class CoreLoop:
         self._load_wanted.append(edge)
         self._wake.set()
 
+    def edge_of(self, request_id: str) -> int | None:
+        """The edge whose request that is; None: there is none (any more)."""
+        pending = [event.spec for event in self._events if isinstance(event, RequestSubmitted)]
+        live = (request.spec for request in self._state.streams.values())
+        return next((spec.stream.edge for spec in (*live, *pending) if spec.request_id == request_id), None)
+
     def edge_lost(self, edge: int) -> None:
         """Cancel every request of the edge."""
         streams = [stream for stream in self._state.streams if stream.edge == edge]

@@ -71,7 +71,7 @@ class RequestTraces:
         spec = event.spec
         self._queue_times.submitted(spec.stream, handle, now=now)
         if self._tracing is not None and event.traceparent:
-            attributes = {
+            attributes: dict[str, Attribute] = {
                 "forwardplane.request_id": spec.request_id,
                 "forwardplane.prompt_tokens": len(spec.prompt_ids),
             }

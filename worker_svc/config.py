@@ -32,6 +32,8 @@ class Device(StrEnum):
     """Where the model runs."""
 
     CPU = "cpu"
+    CUDA = "cuda"
+    """The GPU that torch chooses. No kernel here has been run on one: see the README."""
     SIMULATED = "simulated"
     """Nowhere: a table of step times and made-up tokens, for load tests."""
 

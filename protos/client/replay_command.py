@@ -17,6 +17,7 @@ from rich.table import Table
 
 from protos.client.exit_codes import FAILURE, OK
 from protos.client.fetch_model import model_for_device
+from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
 from protos.service.plan_recording import EntryKind, read_entries, read_header
 from protos.service.recording_payloads import Attachment, decode_attachment
@@ -147,7 +148,9 @@ def _run(flags: list[str], console: Console) -> dict[str, Any]:
         is_refusal = process.returncode == ExitCode.BAD_INPUT
         raise (InvalidRequest if is_refusal else DataFault)(text, field="recording")
     if "counts" not in outcome:
-        raise FaultError(f"the replay ended with exit code {process.returncode}: {said.strip()[-500:]}")
+        is_refusal = process.returncode == EX_CONFIG
+        message = f"the replay ended with exit code {process.returncode}: {said.strip()[-500:]}"
+        raise (InvalidRequest if is_refusal else FaultError)(message)
     return outcome
 
 

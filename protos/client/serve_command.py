@@ -139,8 +139,9 @@ class ServeOptions:
     simulated-8b for the device `simulated`."""
     model_cache: Path | None = None
     """Folder of fetched models. Default: ~/.cache/forwardplane/models."""
-    device: Literal["cpu", "simulated"] = "cpu"
-    """Where workers run. `simulated`: nowhere; a table of step times and made-up tokens, for load tests."""
+    device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    """Where workers run. `cuda`: on a GPU, on which no kernel of this release has ever been run. `simulated`: nowhere;
+    a table of step times and made-up tokens, for load tests."""
     numerics: Literal["fast", "reproducible"] = "fast"
     """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
     dtype: Literal["float32", "bfloat16"] = "float32"

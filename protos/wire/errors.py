@@ -131,6 +131,14 @@ class ForeignPackage(CallerError):
     blast = "worker"
 
 
+class UnsafeRuntime(CallerError):
+    """A library under us runs in a way that is not safe with data of strangers."""
+
+    reason = "UNSAFE_RUNTIME"
+    status = "FAILED_PRECONDITION"
+    blast = "worker"
+
+
 class NotOffered(CallerError):
     """A whole call or option that this release does not offer."""
 

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreToEdge, EdgeHello, EdgeToCore, PauseStream, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import (
+    AbortAnswer,
+    AbortOrder,
+    CancelStream,
+    CoreToEdge,
+    EdgeHello,
+    EdgeToCore,
+    PauseStream,
+    SubmitStream,
+)
 from protos.wire.errors import DataFault, InternalFault, QueueFull, UnavailableError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
 from scheduler_svc.bridge.frames import frame, read_body
@@ -77,6 +86,16 @@ class BridgeClient:
         """Ask to empty the prefix caches; the answer arrives as a `CoreToEdge.flushed`."""
         self._pending.want_flush = True
         self._schedule(0)
+
+    def ask_abort(self, order: AbortOrder) -> None:
+        """Have another edge end a request; its answer arrives among `CoreToEdge.abort_answers`."""
+        self._pending.aborts.append(order)
+        self._schedule(order.ByteSize())
+
+    def answer_abort(self, answer: AbortAnswer) -> None:
+        """Say what became of an order that arrived among `CoreToEdge.aborts`."""
+        self._pending.abort_answers.append(answer)
+        self._schedule(answer.ByteSize())
 
     async def receive(self) -> CoreToEdge | None:
         """The core's next message; None when the core is gone.

@@ -79,13 +79,20 @@ def paused(message: bridge_pb2.PauseStream, *, edge: int) -> ReaderPaused | Read
     return ReaderPaused(stream) if message.paused else ReaderResumed(stream)
 
 
+def id_bytes(token_ids: tuple[int, ...]) -> bytes:
+    """i32 little-endian, of ids, which are not negative."""
+    if len(token_ids) == 1:
+        return token_ids[0].to_bytes(_IDS.itemsize, "little")
+    return np.asarray(token_ids, _IDS).tobytes()
+
+
 def add_tokens(update: bridge_pb2.StreamUpdate, released: TokensReleased) -> None:
     """Append newly released tokens to a stream's update."""
     if not update.token_ids:
         update.first_pos = released.first_pos
     if released.first_pos == 0 and released.cached_tokens:
         update.usage.cached_tokens = released.cached_tokens
-    update.token_ids += np.asarray(released.token_ids, _IDS).tobytes()
+    update.token_ids += id_bytes(released.token_ids)
     if released.logprobs:
         pairs = zip(released.token_ids, released.logprobs, strict=True)
         update.logprobs.extend(_logprob(token_id, logprob) for token_id, logprob in pairs)

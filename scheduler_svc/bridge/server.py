@@ -13,7 +13,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from protos.forwardplane.v1.bridge_pb2 import EdgeToCore
+from protos.forwardplane.v1.bridge_pb2 import AbortAnswer, AbortOrder, CoreToEdge, EdgeToCore
 from protos.wire.errors import DataFault, EngineError
 from protos.wire.limits import MAX_BRIDGE_MESSAGE_BYTES
 from scheduler_svc.bridge.convert import cancelled, paused, submitted
@@ -37,6 +37,10 @@ class EdgeListener(Protocol):
 
     def load_wanted(self, edge: int) -> None:
         """The edge asks for a load snapshot."""
+        ...
+
+    def edge_of(self, request_id: str) -> int | None:
+        """The connection whose request that is; None: there is none (any more)."""
         ...
 
     def edge_lost(self, edge: int) -> None:
@@ -158,6 +162,20 @@ class BridgeServer:
             self._listener.edge_events(events)
         if message.want_load:
             self._listener.load_wanted(edge)
+        for order in message.aborts:
+            self._pass_on(edge, order)
+        for answer in message.abort_answers:
+            self.send({answer.asker: CoreToEdge(abort_answers=[answer])})
+
+    def _pass_on(self, edge: int, order: AbortOrder) -> None:
+        """To the edge that has the request; the asking one has looked at its own already."""
+        order.asker = edge
+        owner = self._listener.edge_of(order.request_id)
+        if owner is None or owner == edge:
+            answer = AbortAnswer(question=order.question, asker=edge, found=False)
+            self.send({edge: CoreToEdge(abort_answers=[answer])})
+        else:
+            self.send({owner: CoreToEdge(aborts=[order])})
 
 
 def _holds_bytes(writer: asyncio.StreamWriter) -> bool:

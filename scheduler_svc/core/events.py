@@ -6,6 +6,7 @@ Made by the core's shell (`scheduler_svc/loop.py`, `scheduler_svc/links`) and by
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from protos.wire.result import ForwardResult
 from protos.wire.worker_info import Buckets, WorkerInfo
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKey:
+class StreamKey(NamedTuple):
     """Which stream of which edge process a request answers. Unique among live requests."""
 
     edge: int
@@ -243,8 +243,7 @@ class Usage:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokensReleased:
+class TokensReleased(NamedTuple):
     """New output tokens of a stream, committed and never withdrawn."""
 
     stream: StreamKey

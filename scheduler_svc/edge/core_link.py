@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protos.forwardplane.v1.bridge_pb2 import (
+    AbortAnswer,
     CancelStream,
     CoreModel,
     CoreToEdge,
@@ -25,7 +26,7 @@ from protos.wire.errors import EngineError, QueueFull, UnavailableError, Unknown
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_quotas import CallerQuotas
 from scheduler_svc.edge.caller_stream import CallerStream
-from scheduler_svc.edge.core_questions import CoreQuestions
+from scheduler_svc.edge.core_questions import Asking, CoreQuestions
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits, SlowReaders
 
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_MS = 1000
 
 
-class CoreConnection(Protocol):
+class CoreConnection(Asking, Protocol):
     """What the link needs of the bridge's client."""
 
     def submit(self, submit: SubmitStream) -> None:
@@ -49,12 +50,8 @@ class CoreConnection(Protocol):
         """Say that a reader fell behind or caught up."""
         ...
 
-    def ask_load(self) -> None:
-        """Ask for a load snapshot."""
-        ...
-
-    def ask_flush(self) -> None:
-        """Ask to empty the prefix caches."""
+    def answer_abort(self, answer: AbortAnswer) -> None:
+        """Say what became of another edge's order."""
         ...
 
     async def receive(self) -> CoreToEdge | None:
@@ -91,7 +88,7 @@ class CoreLink:
         self._streams: dict[int, CallerStream] = {}
         self._samples: dict[str, list[CallerStream]] = {}
         self._next_stream_id = itertools.count(1)
-        self.questions = CoreQuestions(ask_load=connection.ask_load, ask_flush=connection.ask_flush)
+        self.questions = CoreQuestions(connection)
         self._facts_changed: Callable[[ModelFacts], None] | None = None
         self._slow_readers = SlowReaders(say=connection.pause, give_up=self._end_with, limits=reader_limits)
         self._is_gone = False
@@ -187,17 +184,27 @@ class CoreLink:
         for stream in list(self._streams.values()):
             self._end_with(stream, error)
 
-    def abort(self, request_id: str, caller: CallerIdentity) -> None:
-        """End the running request of that id, all its samples.
+    async def abort(self, request_id: str, caller: CallerIdentity) -> None:
+        """End the running request of that id, all its samples, whichever edge has it.
 
         Raises:
             UnknownRequest: `caller` has no such request.
+            UnavailableError: the core or the edge that has it does not answer.
         """
+        if request_id not in self._samples:
+            was_found = await self.questions.abort_elsewhere(request_id, caller)
+        else:
+            was_found = self._abort_here(request_id, caller)
+        if not was_found:
+            raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
+
+    def _abort_here(self, request_id: str, caller: CallerIdentity) -> bool:
         streams = self._samples.get(request_id)
         if streams is None or streams[0].names.caller != caller:
-            raise UnknownRequest("no running request of this caller has that request_id", field="request_id")
+            return False
         for stream in list(streams):
             self.end(stream, FinishReason.FINISH_REASON_ABORT)
+        return True
 
     async def _read(self) -> None:
         try:
@@ -217,6 +224,9 @@ class CoreLink:
             if self._facts_changed is not None:
                 self._facts_changed(self._facts)
         self.questions.take(message)
+        for order in message.aborts:
+            found = self._abort_here(order.request_id, CallerIdentity(order.caller))
+            self._connection.answer_abort(AbortAnswer(question=order.question, asker=order.asker, found=found))
 
     def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
         stream.update(update)

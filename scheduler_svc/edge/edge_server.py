@@ -46,7 +46,7 @@ class EdgeAddress:
     credentials: grpc.ServerCredentials | None = None
     """None: plain text."""
     hardened: bool = False
-    """No reflection."""
+    """No reflection, no patience."""
 
 
 def call_gates(max_streams: int) -> dict[str, CallGate]:
@@ -87,6 +87,7 @@ class EdgeServer:
             max_pending_calls=_MAX_TRANSPORT_CALLS,
             max_message_bytes=MAX_REFUSABLE_MESSAGE_BYTES,
             shares_port=where.shares_port,
+            hardened=where.hardened,
         )
         observers = [CallMetrics(self._metrics, SERVICE_NAME)]
         status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES)

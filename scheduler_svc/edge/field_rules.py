@@ -221,6 +221,7 @@ TOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType({"text": _PROMPT_TEXT, **_
 DETOKENIZE_RULES: Mapping[str, Rule] = MappingProxyType(
     {"token_ids": TokenIds(limits.MAX_PROMPT_TOKENS), "keep_special_tokens": Anything()}
 )
+ABORT_RULES: Mapping[str, Rule] = MappingProxyType({"request_id": Text(limits.MAX_REQUEST_ID_BYTES, min_bytes=1)})
 
 
 def check_fields(message: Message, rules: Mapping[str, Rule], facts: ModelFacts) -> None:

@@ -23,6 +23,7 @@ from scheduler_svc.edge.interleaved import interleaved
 from scheduler_svc.edge.metrics import counting_rejections
 from scheduler_svc.edge.running import running
 from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
+from scheduler_svc.edge.validate_request import validate_abort
 from scheduler_svc.edge.write_pacing import WritePacing
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -85,8 +86,10 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
 
     @override
     async def Abort(self, request: generate_pb2.AbortRequest, context: Context) -> generate_pb2.AbortReply:
-        """End a running request of the same caller; its stream ends with CANCELLED."""
-        self._link.abort(request.request_id, self._door.caller(context))
+        """End a running request of the same caller, whichever edge serves it; its stream ends with CANCELLED."""
+        with counting_rejections(self._metrics):
+            validate_abort(request, self._link.facts)
+        await self._link.abort(request.request_id, self._door.caller(context))
         return generate_pb2.AbortReply()
 
     @override

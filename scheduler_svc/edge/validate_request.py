@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from protos.forwardplane.v1.generate_pb2 import (
+    AbortRequest,
     ChatPrompt,
     DetokenizeRequest,
     GenerateRequest,
@@ -16,7 +17,7 @@ from protos.forwardplane.v1.generate_pb2 import (
 from protos.wire.enums import HiddenMode
 from protos.wire.errors import InvalidRequest, UnknownModel, UnsupportedFeature
 from protos.wire.limits import MAX_GRAMMAR_BYTES, MAX_PROMPT_BYTES
-from scheduler_svc.edge.field_rules import DETOKENIZE_RULES, GENERATE_RULES, TOKENIZE_RULES, check_fields
+from scheduler_svc.edge.field_rules import ABORT_RULES, DETOKENIZE_RULES, GENERATE_RULES, TOKENIZE_RULES, check_fields
 from scheduler_svc.edge.model_facts import ModelFacts
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
 
@@ -125,6 +126,11 @@ def validate_tokenize(request: TokenizeRequest, facts: ModelFacts) -> None:
 def validate_detokenize(request: DetokenizeRequest, facts: ModelFacts) -> None:
     """As `validate_generate`, for a `Detokenize`."""
     check_fields(request, DETOKENIZE_RULES, facts)
+
+
+def validate_abort(request: AbortRequest, facts: ModelFacts) -> None:
+    """As `validate_generate`, for an `Abort`."""
+    check_fields(request, ABORT_RULES, facts)
 
 
 def output_room(num_prompt_tokens: int, request: GenerateRequest, facts: ModelFacts) -> int:

@@ -6,16 +6,21 @@ import os
 import signal
 import socket
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
+import grpc
 import psutil
 import pytest
 
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
+from protos.forwardplane.v1.generate_pb2 import AbortRequest, GenerateRequest, TokenPrompt
+from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
+from protos.forwardplane.v1.sampling_pb2 import StopParameters
 from protos.service.lifecycle import ExitCode
-from protos.wire.errors import UnavailableError
+from protos.service.status import from_rpc_error
+from protos.wire.errors import RequestAborted, UnavailableError, UnknownRequest
 from scheduler_svc.core.events import Sampling
 from tests.support.core_harness import make_spec, oracle, small_info
 from tests.support.core_process import ROOT, free_port, write_model_folder
@@ -72,9 +77,9 @@ class Scheduler:
 
 
 @asynccontextmanager
-async def scheduler(tmp_path, *, flags=(), port=None, own_group=False):
+async def scheduler(tmp_path, *, flags=(), port=None, own_group=False, num_pages=257):
     tokenizer = byte_level_tokenizer().to_str().encode()
-    info = small_info(num_pages=257, logits_width=byte_level_tokenizer().get_vocab_size())
+    info = small_info(num_pages=num_pages, logits_width=byte_level_tokenizer().get_vocab_size())
     fingerprints = replace(info.fingerprints, tokenizer=hashlib.sha256(tokenizer).hexdigest())
     server = FakeWorkerServer(replace(info, fingerprints=fingerprints))
     address = await server.start()
@@ -217,6 +222,41 @@ async def test_two_edges_share_their_ports(tmp_path):
         answers = [await service.answer(greedy(index)) for index in range(1, 9)]
         assert answers == [oracle(server.info, greedy(index)) for index in range(1, 9)]
         assert [await http_status(http_port, "/health") for _ in range(8)] == [200] * 8
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+async def rest_of(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_an_abort_reaches_a_request_whichever_edge_has_it(tmp_path):
+    """Eight connections, which the kernel gives to both edges; one of them aborts the requests of all."""
+    async with (
+        scheduler(tmp_path, flags=("--edges", "2"), num_pages=2001) as (service, server),
+        AsyncExitStack() as stack,
+    ):
+        await service.answer(greedy(1))
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.aio.insecure_channel(service.target, options=options) for _ in range(8)]
+        for channel in channels:
+            stack.push_async_callback(channel.close)
+        stubs = [GenerationServiceStub(channel) for channel in channels]
+        request = GenerateRequest(tokens=TokenPrompt(ids=[1, 2]), stop=StopParameters(max_tokens=900, ignore_eos=True))
+        calls = [stub.Generate(request) for stub in stubs]
+        names = [(await call.read()).request_id for call in calls]
+        server.released.clear()
+        for name in names:
+            await stubs[0].Abort(AbortRequest(request_id=name), timeout=5)
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as ended:
+                await rest_of(call)
+            assert isinstance(from_rpc_error(ended.value), RequestAborted)
+        with pytest.raises(grpc.RpcError) as again:
+            await stubs[1].Abort(AbortRequest(request_id=names[0]), timeout=5)
+        assert isinstance(from_rpc_error(again.value), UnknownRequest)
+        server.released.set()
         service.process.send_signal(signal.SIGTERM)
         assert await service.ended() == 0
 

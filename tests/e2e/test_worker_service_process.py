@@ -157,6 +157,8 @@ async def test_a_port_in_use_is_one_clear_line():
         (("--page-size", "0", "--max-rows", "many"), 78, "page_size = 0"),
         (("--numerics", "reproducible", "--dtype", "bfloat16"), 78, "numerics reproducible needs dtype float32"),
         (("--numm-pages", "8"), 78, "did you mean --num-pages?"),
+        (("--numerics", "reproducible", "--prefill-attention", "torch"), 78, "depend on the batch, numerics are rep"),
+        (("--device", "cuda"), 78, "device = cuda: no CUDA device"),
     ],
 )
 async def test_what_an_operator_must_change_is_one_clear_line(arguments, code, says, tmp_path):

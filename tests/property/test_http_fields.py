@@ -80,13 +80,13 @@ def names(model: type[ClosedFields]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def places(model: type[ClosedFields]) -> Iterator[tuple[dict[str, Any], list[str | int], str]]:
+def places(model: type[ClosedFields]) -> Iterator[tuple[dict[str, Any], tuple[str | int, ...], str]]:
     """A good body, the way to a group of fields in it, and the name of each field there."""
     for body in GOOD[model]:
         for way, group in objects(body):
             for one in groups(model):
-                if isinstance(group, dict) and set(group) <= set(names(one)) and _fits(one, way):
-                    yield from ((body, way, name) for name in names(one))
+                fits = isinstance(group, dict) and set(group) <= set(names(one)) and _fits(one, way)
+                yield from ((body, way, name) for name in names(one) if fits)
 
 
 def objects(value: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from protos.forwardplane.v1.bridge_pb2 import (
+    AbortAnswer,
     CancelStream,
     CoreModel,
     CoreToEdge,
@@ -118,6 +119,8 @@ class FakeCore:
         for cancel in message.cancels:
             self.cancels.append(cancel)
             self.streams.pop(cancel.stream_id, None)
+        for order in message.aborts:
+            self.send(CoreToEdge(abort_answers=[AbortAnswer(question=order.question, found=False)]))
         if message.want_flush and not self.is_silent:
             self.send(CoreToEdge(flushed=FlushCacheReply(freed_pages=7)))
         if message.want_load and not self.is_silent:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from protos.service.plan_recording import Entry, EntryKind, RecordingHeader, RecordingWriter, read_entries
@@ -13,6 +14,7 @@ from protos.wire.worker_info import Buckets
 from scheduler_svc.links.recorder import PlanRecorder, RecordingSettings
 from tests.support.plan_driver import PlanDriver, Request
 from worker_svc.executor import Executor
+from worker_svc.replay.graph_choice import with_graphs
 from worker_svc.replay.replayer import Replayer, ReplayRules
 
 WORKER = "worker:1"
@@ -84,7 +86,8 @@ def replayed(
     worker: str = WORKER,
     graphs: Sequence[Buckets] = (),
 ) -> Replayer:
-    rules = ReplayRules(worker=worker, compares=True, logprob_tolerance=tolerance, graphs=graphs)
+    on_graphs = partial(with_graphs, buckets=graphs)
+    rules = ReplayRules(worker=worker, compares=True, logprob_tolerance=tolerance, on_graphs=on_graphs)
     replayer = Replayer(executor, rules)
     for _ in replayer.run(read_entries(path)):
         pass

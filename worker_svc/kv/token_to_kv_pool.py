@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from worker_svc.device.kv_writer import kv_writer
-from worker_svc.kv.kv_order import KVOrder, PageShape, head_views, layer_shape
+from worker_svc.kv.kv_order import KVOrder
+from worker_svc.kv.kv_views import PageShape, head_views, layer_shape
 from worker_svc.kv.sizing import running_limit
 
 SINK_PAGE = 0

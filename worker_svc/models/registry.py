@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protos.service.model_config import ModelConfig
-from protos.service.model_description import DescribedWeights, described_folder
+from protos.service.model_description import described_folder
 from protos.service.model_files import ModelFolder
 from worker_svc.forward_context import ForwardContext
 from worker_svc.models import gemma3, llama
@@ -47,34 +47,42 @@ class LoadedModel:
     config: ModelConfig
 
 
+class ModelSource:
+    """A model folder whose headers were checked; its tensors are still to be read."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Check the headers.
+
+        Raises:
+            InvalidModelFile: the weight file is damaged.
+            UnsupportedFeature: no family here computes this model.
+        """
+        self._folder = folder
+        self._described = described_folder(folder)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shapes and constants."""
+        return self._described.config
+
+    def load(self, *, numerics: Numerics, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+        """Read the weights and build their model.
+
+        Raises:
+            InvalidModelFile: the weight file is not the one the folder was made with.
+        """
+        check_fingerprint(self._folder.weights, self._folder.card.weights_fingerprint)
+        tensors = load_parameters(self._described.tensors, dtype=dtype, device=device)
+        if self._described.header is None:
+            tensors = with_hubs_norms(tensors, self.config.architecture)
+        model = FAMILIES[self.config.architecture](self.config, tensors, numerics)
+        return LoadedModel(model=model, config=self.config)
+
+
 def load_model(folder: ModelFolder, *, numerics: Numerics, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     """Check the folder's weights, read them and build their model.
 
     Raises:
-        InvalidModelFile: the weight file is damaged, or is not the one the folder was made with.
-        UnsupportedFeature: no family here computes this model.
+        InvalidModelFile, UnsupportedFeature: as `ModelSource`.
     """
-    return load_described(folder, described_folder(folder), numerics=numerics, dtype=dtype, device=device)
-
-
-def load_described(
-    folder: ModelFolder, described: DescribedWeights, *, numerics: Numerics, dtype: torch.dtype, device: torch.device
-) -> LoadedModel:
-    """Read the folder's weights, which have been described, and build their model.
-
-    Args:
-        folder: that holds them.
-        described: what they are.
-        numerics: how sums are ordered.
-        dtype: of matrices and activations.
-        device: where they are put.
-
-    Raises:
-        InvalidModelFile: the weight file is not the one the folder was made with.
-    """
-    config = described.config
-    check_fingerprint(folder.weights, folder.card.weights_fingerprint)
-    tensors = load_parameters(described.tensors, dtype=dtype, device=device)
-    if described.header is None:
-        tensors = with_hubs_norms(tensors, config.architecture)
-    return LoadedModel(model=FAMILIES[config.architecture](config, tensors, numerics), config=config)
+    return ModelSource(folder).load(numerics=numerics, dtype=dtype, device=device)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -34,7 +35,7 @@ from worker_svc.config import (
     WorkerConfig,
 )
 from worker_svc.executor import Executor
-from worker_svc.replay.graph_choice import capture_all
+from worker_svc.replay.graph_choice import capture_all, with_graphs
 from worker_svc.replay.replayer import Replayer, ReplayRules
 
 _logger = logging.getLogger(__name__)
@@ -81,7 +82,11 @@ class ReplayProgram(ConfigGroup):
 def main(arguments: Sequence[str]) -> int:
     """Run again and compare; returns the process's exit code."""
     loaded = load_or_exit(
-        ReplayProgram, arguments, program="worker_svc.replay", description="Runs recorded plans again and compares."
+        ReplayProgram,
+        arguments,
+        program="worker_svc.replay",
+        description="Runs recorded plans again and compares.",
+        check=lambda config: app.setting_problems(config.executor),
     )
     _start_logs(loaded)
     try:
@@ -114,7 +119,7 @@ def replay(config: ReplayProgram) -> int:
         worker=worker,
         compares=config.replay.comparison is Comparison.ALL,
         logprob_tolerance=config.replay.logprob_tolerance_ratio,
-        graphs=_graphs(executor, config.replay.runner),
+        on_graphs=partial(with_graphs, buckets=_graphs(executor, config.replay.runner)),
     )
     replayer = Replayer(executor, rules)
     for number, _ in enumerate(replayer.run(read_entries(path)), start=1):

@@ -3,6 +3,7 @@
 A recording names the graphs of another worker at another moment; here each forward takes the bucket that fits.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,9 @@ from protos.wire.plan import Forward, ForwardPlan, GraphChoice
 from protos.wire.worker_info import Buckets
 from worker_svc.executor import CapturingExecutor, Executor
 
+_LOOK_S = 0.02
+"""Between two looks at what is prepared elsewhere."""
+
 
 def capture_all(executor: Executor, *, progress: Callable[[int], None]) -> tuple[Buckets, ...]:
     """Capture everything before anything runs; which buckets are live then.
@@ -25,7 +29,10 @@ def capture_all(executor: Executor, *, progress: Callable[[int], None]) -> tuple
     captures = executor.captures if isinstance(executor, CapturingExecutor) else None
     if captures is None:
         raise UnsupportedFeature("runner graph: the recorded device captures no graphs", field="runner")
-    while captures.next_ms(is_idle=True) is not None:
+    while not captures.progress.is_done:
+        if captures.next_ms(is_idle=True) is None:
+            time.sleep(_LOOK_S)
+            continue
         captures.capture_next(_go_on, is_idle=True)
         progress(sum(totals.captured for totals in captures.progress.totals.values()))
     return captures.progress.buckets

@@ -4,7 +4,7 @@ Knows nothing of devices. Guards: a plan runs only after everything recorded bef
 held then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +16,9 @@ from protos.wire.errors import DataFault, EngineError, InvalidRequest
 from protos.wire.plan import ForwardPlan, GraphChoice
 from protos.wire.result import ForwardResult
 from protos.wire.validate import validate_plan
-from protos.wire.worker_info import Buckets, WorkerInfo
+from protos.wire.worker_info import WorkerInfo
 from worker_svc.executor import Executor
 from worker_svc.replay.comparison import Difference, first_difference
-from worker_svc.replay.graph_choice import with_graphs
 from worker_svc.replay.literal_plans import KnownTokens, as_own, known_tokens, with_literals
 from worker_svc.replay.pool_rebuild import rebuild_plans
 
@@ -56,8 +55,8 @@ class ReplayRules:
     worker: str
     compares: bool
     logprob_tolerance: float
-    graphs: Sequence[Buckets] = ()
-    """What forwards replay; none: they run eagerly."""
+    on_graphs: Callable[[ForwardPlan], ForwardPlan]
+    """Names the graphs that a plan's forwards replay here, see `graph_choice.with_graphs`."""
 
 
 class Replayer:
@@ -127,7 +126,7 @@ class Replayer:
             self.counts.rejected += 1
             return
         ring_plans = self._executor.worker_info().limits.window + _SPARE_RING_PLANS
-        plan = with_graphs(plan, self._rules.graphs)
+        plan = self._rules.on_graphs(plan)
         got = self._execute(with_literals(plan, self._known, oldest_seq=plan.identity.seq - ring_plans))
         self._count(plan, recorded, got)
         if not self._rules.compares:

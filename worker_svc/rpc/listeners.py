@@ -1,4 +1,4 @@
-"""The ports of a worker, metrics, health, gRPC, and where its traces go. Knows neither executors nor the ordering protocol."""
+"""The ports of a worker (metrics, health, gRPC) and its traces. Knows neither executors nor the ordering protocol."""
 
 import asyncio
 import logging
@@ -79,7 +79,7 @@ class Listeners:
         files = open_tls_folder(self._tls.tls_dir)
         admit = admit_everybody if files is None else PeerRoles(self._tls.trust_domain)
         server = build_server(
-            options=ServerOptions(profile=PortProfile.PLAN),
+            options=ServerOptions(profile=PortProfile.PLAN, hardened=self._tls.hardened),
             interceptors=(StatusInterceptor(), AccessInterceptor(admit)),
         )
         add_WorkerServiceServicer_to_server(self._servicer, server)

@@ -98,9 +98,6 @@ def _threads(settings: ExecutorSettings) -> int:
 
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
-    for name in (settings.prefill_attention, settings.decode_attention):
-        if name not in {"auto", "native"}:
-            raise UnsupportedFeature(f"the native kernels have their own attention, not {name}", field="kernels")
     torch.set_num_threads(1)
     stack = NativeStack(settings, threads=_threads(settings))
     with ExitStack() as undone:

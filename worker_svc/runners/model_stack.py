@@ -6,13 +6,12 @@ raises, and the pools are sized from what the weights leave, before anything els
 
 from typing import Any
 
-from protos.service.model_description import described_folder
 from protos.service.model_files import ModelFolder
 from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
-from worker_svc.models.registry import LoadedModel, load_described
+from worker_svc.models.registry import LoadedModel, ModelSource
 from worker_svc.runners.attention_parts import AttentionParts
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.eager import EagerRunner, eager_runner
@@ -51,11 +50,9 @@ class ModelStack:
         """
         self._order.enter(BuildStep.WEIGHTS)
         settings = self._settings
-        described = described_folder(folder)
-        self._attention_parts = AttentionParts(settings.executor, described.config, threads=settings.threads)
-        self.loaded = load_described(
-            folder, described, numerics=settings.numerics, dtype=settings.dtype, device=settings.device
-        )
+        source = ModelSource(folder)
+        self._attention_parts = AttentionParts(settings.executor, source.config, threads=settings.threads)
+        self.loaded = source.load(numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
         self._fingerprint = folder.card.weights_fingerprint
 
     def make_pools(self) -> None:

@@ -363,6 +363,67 @@ class PauseStream(_message.Message):
 Global___PauseStream: _TypeAlias = PauseStream  # noqa: Y015
 
 @_typing.final
+class AbortOrder(_message.Message):
+    """A caller aborts a request that the edge it asked does not have: through the core to the edge that has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    ASKER_FIELD_NUMBER: _builtins.int
+    question: _builtins.int
+    """Minted by the asking edge, unique within it."""
+    request_id: _builtins.str
+    caller: _builtins.str
+    """Name of the caller's identity: the edge that has the request compares it."""
+    asker: _builtins.int
+    """The asking connection. Set by the core."""
+    def __init__(
+        self,
+        *,
+        question: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        caller: _builtins.str = ...,
+        asker: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asker", b"asker", "caller", b"caller", "question", b"question", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortOrder: _TypeAlias = AbortOrder  # noqa: Y015
+
+@_typing.final
+class AbortAnswer(_message.Message):
+    """What became of an order: back through the core to the edge that asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    ASKER_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    question: _builtins.int
+    asker: _builtins.int
+    found: _builtins.bool
+    """Whether there was such a request of that caller. It is over now."""
+    def __init__(
+        self,
+        *,
+        question: _builtins.int = ...,
+        asker: _builtins.int = ...,
+        found: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asker", b"asker", "found", b"found", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortAnswer: _TypeAlias = AbortAnswer  # noqa: Y015
+
+@_typing.final
 class EdgeHello(_message.Message):
     """First message of a connection."""
 
@@ -394,6 +455,8 @@ class EdgeToCore(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     WANT_FLUSH_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
+    ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
     want_load: _builtins.bool
     """Asks for a CoreToEdge.load."""
     want_flush: _builtins.bool
@@ -408,6 +471,10 @@ class EdgeToCore(_message.Message):
 
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseStream]: ...
+    @_builtins.property
+    def aborts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortOrder]: ...
+    @_builtins.property
+    def abort_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortAnswer]: ...
     def __init__(
         self,
         *,
@@ -417,10 +484,12 @@ class EdgeToCore(_message.Message):
         hello: Global___EdgeHello | None = ...,
         want_flush: _builtins.bool = ...,
         pauses: _abc.Iterable[Global___PauseStream] | None = ...,
+        aborts: _abc.Iterable[Global___AbortOrder] | None = ...,
+        abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "hello", b"hello", "pauses", b"pauses", "submits", b"submits", "want_flush", b"want_flush", "want_load", b"want_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "aborts", b"aborts", "cancels", b"cancels", "hello", b"hello", "pauses", b"pauses", "submits", b"submits", "want_flush", b"want_flush", "want_load", b"want_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,6 +634,8 @@ class CoreToEdge(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     FLUSHED_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
+    ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamUpdate]: ...
     @_builtins.property
@@ -575,6 +646,10 @@ class CoreToEdge(_message.Message):
 
     @_builtins.property
     def flushed(self) -> _generate_pb2.FlushCacheReply: ...
+    @_builtins.property
+    def aborts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortOrder]: ...
+    @_builtins.property
+    def abort_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortAnswer]: ...
     def __init__(
         self,
         *,
@@ -582,10 +657,12 @@ class CoreToEdge(_message.Message):
         load: _generate_pb2.GetLoadReply | None = ...,
         model: Global___CoreModel | None = ...,
         flushed: _generate_pb2.FlushCacheReply | None = ...,
+        aborts: _abc.Iterable[Global___AbortOrder] | None = ...,
+        abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load", b"load", "model", b"model", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "aborts", b"aborts", "flushed", b"flushed", "load", b"load", "model", b"model", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, EdgeToCore, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import AbortAnswer, AbortOrder, CancelStream, EdgeToCore, SubmitStream
 from protos.wire.enums import FinishReason
 from protos.wire.errors import QueueFull, UnavailableError
 from scheduler_svc.bridge.client import BridgeClient
@@ -21,6 +21,7 @@ class Listener:
     def __init__(self):
         self.log: list[object] = []
         self.changed = asyncio.Event()
+        self.owners: dict[str, int] = {}
 
     def edge_connected(self, edge):
         self._add(("connected", edge))
@@ -30,6 +31,9 @@ class Listener:
 
     def load_wanted(self, edge):
         self._add(("load", edge))
+
+    def edge_of(self, request_id):
+        return self.owners.get(request_id)
 
     def edge_lost(self, edge):
         self._add(("lost", edge))
@@ -114,6 +118,21 @@ async def test_one_step_of_the_core_is_one_message_per_edge(path):
     assert update.HasField("finish")
     assert not to_first.HasField("model")
     assert (to_second.updates[0].first_pos, to_second.model.serving, to_second.load.requests_running) == (3, True, 4)
+
+
+async def test_an_abort_goes_to_the_edge_that_has_the_request_and_its_answer_back(path):
+    async with bridge(path) as (_, listener), edge(path) as first, edge(path, 1) as second:
+        await listener.until(2)
+        listener.owners = {"r": 2, "own": 1}
+        first.ask_abort(AbortOrder(question=9, request_id="r", caller="c"))
+        (order,) = (await second.receive()).aborts
+        assert order == AbortOrder(question=9, request_id="r", caller="c", asker=1)
+        second.answer_abort(AbortAnswer(question=9, asker=order.asker, found=True))
+        assert list((await first.receive()).abort_answers) == [AbortAnswer(question=9, asker=1, found=True)]
+        for question, request_id in enumerate(("nobody's", "own")):
+            first.ask_abort(AbortOrder(question=question, request_id=request_id, caller="c"))
+            answer = AbortAnswer(question=question, asker=1, found=False)
+            assert list((await first.receive()).abort_answers) == [answer]
 
 
 async def test_a_closed_edge_is_lost_and_its_successor_is_another(path):

@@ -4,7 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.forwardplane.v1.bridge_pb2 import CancelStream, CoreModel, CoreToEdge, PauseStream, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import (
+    AbortAnswer,
+    AbortOrder,
+    CancelStream,
+    CoreModel,
+    CoreToEdge,
+    PauseStream,
+    SubmitStream,
+)
 from protos.forwardplane.v1.generate_pb2 import FlushCacheReply
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.wire.errors import CapacityError, DataFault, QueueFull, UnavailableError, UnknownRequest
@@ -26,6 +34,8 @@ class Connection:
         self.submits: list[SubmitStream] = []
         self.cancels: list[CancelStream] = []
         self.pauses: list[tuple[int, bool]] = []
+        self.abort_orders: list[AbortOrder] = []
+        self.abort_answers: list[AbortAnswer] = []
         self.load_questions = 0
         self.flush_questions = 0
         self.arriving: asyncio.Queue[CoreToEdge | DataFault | None] = asyncio.Queue()
@@ -44,6 +54,12 @@ class Connection:
 
     def ask_flush(self) -> None:
         self.flush_questions += 1
+
+    def ask_abort(self, order: AbortOrder) -> None:
+        self.abort_orders.append(order)
+
+    def answer_abort(self, answer: AbortAnswer) -> None:
+        self.abort_answers.append(answer)
 
     async def receive(self) -> CoreToEdge | None:
         message = await self.arriving.get()
@@ -141,15 +157,53 @@ async def test_a_stream_that_fails_here_is_cancelled_there(tmp_path: Path) -> No
 async def test_abort_needs_the_callers_own_request(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         stream = rig.open(caller=CallerIdentity("alice"))
-        for request_id, caller in [("r1", ANONYMOUS), ("r2", CallerIdentity("alice")), ("", ANONYMOUS)]:
-            with pytest.raises(UnknownRequest):
-                rig.link.abort(request_id, caller)
+        with pytest.raises(UnknownRequest):
+            await rig.link.abort("r1", ANONYMOUS)
         assert not stream.is_over
-        rig.link.abort("r1", CallerIdentity("alice"))
+        await rig.link.abort("r1", CallerIdentity("alice"))
         assert stream.finish.reason == ABORT
         assert rig.connection.cancels == [CancelStream(stream_id=1, reason=ABORT)]
+        assert rig.connection.abort_orders == []
+
+
+async def test_an_abort_of_what_is_not_here_is_asked_of_the_others(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        asked = [asyncio.create_task(rig.link.abort(name, CallerIdentity("alice"))) for name in ("r8", "r9")]
+        await asyncio.sleep(0)
+        orders = rig.connection.abort_orders
+        assert orders == [
+            AbortOrder(question=1, request_id="r8", caller="alice"),
+            AbortOrder(question=2, request_id="r9", caller="alice"),
+        ]
+        answers = [AbortAnswer(question=2, found=False), AbortAnswer(question=1, found=True), AbortAnswer(question=7)]
+        await rig.say(CoreToEdge(abort_answers=answers))
+        assert await asked[0] is None
         with pytest.raises(UnknownRequest):
-            rig.link.abort("r1", CallerIdentity("alice"))
+            await asked[1]
+        late = asyncio.create_task(rig.link.abort("r7", ANONYMOUS))
+        await asyncio.sleep(0)
+        await rig.say(None)
+        with pytest.raises(UnavailableError):
+            await late
+
+
+async def test_an_order_of_another_edge_ends_the_callers_own_request_only(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open(caller=CallerIdentity("alice"))
+        orders = [
+            AbortOrder(question=5, request_id="r1", caller="bob", asker=2),
+            AbortOrder(question=6, request_id="r3", caller="alice", asker=2),
+            AbortOrder(question=7, request_id="r1", caller="alice", asker=3),
+        ]
+        await rig.say(CoreToEdge(aborts=orders[:2]))
+        assert not stream.is_over
+        await rig.say(CoreToEdge(aborts=orders[2:]))
+        assert stream.finish.reason == ABORT
+        assert rig.connection.abort_answers == [
+            AbortAnswer(question=5, asker=2, found=False),
+            AbortAnswer(question=6, asker=2, found=False),
+            AbortAnswer(question=7, asker=3, found=True),
+        ]
 
 
 async def test_streams_are_bounded(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from protos.forwardplane.v1 import generate_pb2 as pb
 from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.wire.errors import CallerError
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
-from scheduler_svc.edge.validate_request import validate_detokenize, validate_generate, validate_tokenize
+from scheduler_svc.edge.validate_request import (
+    validate_abort,
+    validate_detokenize,
+    validate_generate,
+    validate_tokenize,
+)
 from tests.support.edge_harness import tiny_card
 
 WIDTH = 300
@@ -195,8 +200,23 @@ def test_a_bias_has_known_ids_and_bounded_values(token_id: int, value: float, *,
 CALLS = {
     "Tokenize": (pb.TokenizeRequest, validate_tokenize, pb.TokenizeRequest(text="a")),
     "Detokenize": (pb.DetokenizeRequest, validate_detokenize, pb.DetokenizeRequest()),
+    "Abort": (pb.AbortRequest, validate_abort, pb.AbortRequest(request_id="r")),
 }
 """Other calls with a request of their own: its class, its check, and a good one."""
+WRAPPED = {"GenerateOnce": {"requests"}, "Embed": {"requests", "pooling", "normalize"}}
+"""Calls that hold requests of `Generate`, and what they have beside them (`test_edge_prompts`)."""
+
+
+def test_every_call_of_the_service_is_checked() -> None:
+    service = pb.DESCRIPTOR.services_by_name["GenerationService"]
+    for method in service.methods:
+        names = {field.name for field in method.input_type.fields}
+        if method.name in WRAPPED:
+            assert names == WRAPPED[method.name]
+        else:
+            assert method.name == "Generate" or method.name in CALLS or not names, method.name
+
+
 LISTED = {"chat.messages": 256, "token_ids": 1 << 20}
 
 

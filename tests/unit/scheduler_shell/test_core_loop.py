@@ -286,6 +286,19 @@ async def test_a_lost_edge_takes_its_requests_along():
         assert (r.metric("requests_running"), r.metric("kv_pages_used")) == (0, 0)
 
 
+async def test_the_edge_of_a_request_is_known_from_its_arrival_to_its_end():
+    async with rig() as r:
+        r.link.holds = True
+        r.attach()
+        r.submit(make_spec(1))
+        assert r.loop.edge_of("request-1") == EDGE
+        await r.edges.until(lambda _: r.metric("requests_running") == 1)
+        assert (r.loop.edge_of("request-1"), r.loop.edge_of("other")) == (EDGE, None)
+        r.loop.edge_lost(EDGE)
+        await r.edges.until(lambda _: r.metric("requests_running") == 0)
+        assert r.loop.edge_of("request-1") is None
+
+
 async def test_a_cancelled_request_ends_with_its_reason():
     async with rig() as r:
         r.await_a_worker()

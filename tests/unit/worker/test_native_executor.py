@@ -140,7 +140,7 @@ def test_automatic_choice_falls_back_to_torch_and_says_why(tmp_path, caplog):
         )
     assert built.worker_info().kernels == "torch"
     assert [record.why for record in caplog.records] == [
-        "the native kernels compute float32 on quantised weights, dtype is another"
+        "the native kernels compute float32 on quantised weights, dtype is bfloat16"
     ]
 
 
