@@ -22,6 +22,7 @@ from protos.service.metrics import MetricsServer
 from protos.service.model_files import ModelCard, read_model_folder
 from protos.service.security_config import open_tls_folder
 from protos.service.status import fault_border
+from protos.service.tracing import open_tracing, tracing_part
 from protos.wire.errors import EngineError, InvalidRequest
 from scheduler_svc.bridge.server import BridgeServer
 from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, RecordingConfig, SchedulerConfig
@@ -36,6 +37,7 @@ from scheduler_svc.links.worker_directory import DirectoryParts, Lookup, WorkerD
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.metrics import CoreMetrics, LinkMetrics, create_metrics
+from scheduler_svc.request_traces import RequestTraces
 from scheduler_svc.text.grammar_setup import grammar_greeting
 
 if TYPE_CHECKING:
@@ -66,7 +68,9 @@ async def run_core(config: SchedulerConfig) -> int:
     metrics_server = MetricsServer()
     metrics = create_metrics(metrics_server.registry)
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
-    loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic)
+    tracing = open_tracing(config.observability.traces(), service="forwardplane-scheduler")
+    traces = RequestTraces(metrics.requests.queue_seconds, tracing, plan_ratio=config.observability.trace_plan_ratio)
+    loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic, traces=traces)
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
     recorder = _recorder(config.recording, card)
     lifecycle = Lifecycle()
@@ -89,6 +93,8 @@ async def run_core(config: SchedulerConfig) -> int:
     loop.connect(links=directory.links, edges=bridge, masks=masks)
     stepping = _Background("core loop", loop.run, lifecycle=lifecycle)
     lifecycle.add(_metrics_part(metrics_server, config))
+    if tracing is not None:
+        lifecycle.add(tracing_part(tracing))
     if recorder is not None:
         lifecycle.add(_recorder_part(recorder))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))

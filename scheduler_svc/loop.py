@@ -37,11 +37,11 @@ from scheduler_svc.observation import (
     Exporter,
     IntegrityWatch,
     ObservedLink,
-    QueueTimes,
     WaitingCount,
     load_view,
     model_view,
 )
+from scheduler_svc.request_traces import RequestTraces
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +81,22 @@ class MaskPort(Protocol):
 class CoreLoop:
     """Owns the scheduling state. Listener of the bridge and of every link; all calls come on one event loop."""
 
-    def __init__(self, settings: CoreSettings, *, metrics: CoreMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: CoreSettings,
+        *,
+        metrics: CoreMetrics,
+        clock: Callable[[], float],
+        traces: RequestTraces | None = None,
+    ) -> None:
+        """Begin without requests and workers.
+
+        Args:
+            settings: the core's.
+            metrics: takes what there is to count.
+            clock: seconds.
+            traces: follows the requests; None: for queue times only.
+        """
         self._state = SchedulerState.create(settings)
         self._metrics = metrics
         self._clock = clock
@@ -94,7 +109,7 @@ class CoreLoop:
         self._infos: dict[str, WorkerInfo] = {}
         self._outbox = Outbox()
         self._load_wanted: list[int] = []
-        self._queue_times = QueueTimes()
+        self._traces = traces or RequestTraces(metrics.requests.queue_seconds, None, plan_ratio=0.0)
         self._exporter = Exporter(
             metrics,
             IntegrityWatch(metrics.step.invariant_checks, clock=clock),
@@ -159,6 +174,7 @@ class CoreLoop:
     def worker_event(self, event: WorkerEvent) -> None:
         """Take what a worker says; edges are told when what is served changes."""
         self._post([event])
+        self._traces.worker_event(event)
         if isinstance(event, WorkerAttached):
             self._infos[event.worker] = event.info
         elif isinstance(event, WorkerLost):
@@ -246,7 +262,7 @@ class CoreLoop:
             if isinstance(event, RequestSubmitted):
                 request = self._state.streams.get(event.spec.stream)
                 if request is not None:
-                    self._queue_times.submitted(event.spec.stream, request.handle, now=arrived_at)
+                    self._traces.submitted(event, request.handle, now=arrived_at)
 
     def _carry_out(self, instruction: Instruction, now: float) -> None:
         if isinstance(instruction, SendPlan):
@@ -260,17 +276,15 @@ class CoreLoop:
             ratio.observe(instruction.measured_s / instruction.predicted_s)
             return
         self._outbox.add(instruction)
+        self._traces.told(instruction)
         if isinstance(instruction, RequestFinished | RequestRefused):
-            self._queue_times.ended(instruction.stream)
             self._mask_port.forget(instruction.stream)
 
     def _send(self, instruction: SendPlan, now: float) -> None:
         rows = instruction.plan.rows
         self._metrics.step.batch_rows.observe(rows.num_rows)
-        if len(self._queue_times):
-            for seconds in self._queue_times.planned(rows.handles.tolist(), now=now):
-                self._metrics.requests.queue_seconds.observe(seconds)
-        self._links[instruction.worker].send(instruction.plan)
+        plan = self._traces.planned(instruction.worker, instruction.plan, now=now)
+        self._links[instruction.worker].send(plan)
 
     def _end_streams(self, error: UnavailableError) -> None:
         for stream in self._state.streams:

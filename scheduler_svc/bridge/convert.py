@@ -64,7 +64,7 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         prompt_wants=prompt_wants(message.prompt_wants) if message.HasField("prompt_wants") else None,
     )
-    return RequestSubmitted(spec)
+    return RequestSubmitted(spec, message.traceparent)
 
 
 def cancelled(message: bridge_pb2.CancelStream, *, edge: int) -> RequestCancelled:

@@ -116,6 +116,8 @@ class RequestSubmitted:
     """A checked request asks for admission."""
 
     spec: RequestSpec
+    traceparent: str = ""
+    """W3C trace context of the call, if it is recorded. Decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Admission:
         self._is_draining = True
 
     async def open_samples(
-        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float
+        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, traceparent: str = ""
     ) -> list[CallerStream]:
         """Running streams, one for each sample of the request.
 
@@ -58,12 +58,13 @@ class Admission:
             request: as it came.
             caller: whose it is.
             deadline: on the event loop's clock.
+            traceparent: of the call's span.
 
         Raises:
             EngineError: refused.
         """
         checked = await self._check(request, caller, deadline=deadline, max_held_ids=MAX_HELD_IDS)
-        self._link.open_all(checked)
+        self._open(checked, traceparent)
         return [stream for stream, _ in checked]
 
     async def open_streams(
@@ -74,6 +75,7 @@ class Admission:
         deadline: float,
         max_held_ids: int | None = None,
         pooled: StateUse.ValueType | None = None,
+        traceparent: str = "",
     ) -> list[CallerStream]:
         """Running streams for all samples of all `requests`, or for none.
 
@@ -83,6 +85,7 @@ class Admission:
             deadline: on the event loop's clock.
             max_held_ids: most ids of one stream that may wait for the reader; None: as many as there are.
             pooled: what an embedding is made of, in place of the hidden states that the requests ask for.
+            traceparent: of the call's span.
 
         Raises:
             EngineError: one was refused; its field begins with the request's place.
@@ -102,8 +105,13 @@ class Admission:
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
-        self._link.open_all(checked)
+        self._open(checked, traceparent)
         return [stream for stream, _ in checked]
+
+    def _open(self, checked: Sequence[Checked], traceparent: str) -> None:
+        for _, submit in checked:
+            submit.traceparent = traceparent
+        self._link.open_all(checked)
 
     async def _check(
         self,

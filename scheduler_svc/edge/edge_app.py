@@ -16,6 +16,7 @@ from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
 from protos.service.model_files import read_model_folder
 from protos.service.security_config import open_tls_folder
+from protos.service.tracing import open_tracing, tracing_part
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.config import CallerCertificates, SchedulerConfig, SchedulerTlsConfig
 from scheduler_svc.edge.caller_book import CallerBook
@@ -53,17 +54,21 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
     link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
+    tracing = open_tracing(config.observability.traces(), service="forwardplane-edge")
     parts = EdgeParts.joined(
         link,
         text,
         metrics_server.registry,
         max_hidden_mode=config.edge.max_hidden_mode.name,
         known=_known_callers(config.tls),
+        tracing=tracing,
     )
     files = open_tls_folder(config.tls.caller_tls_dir, needs_authority=_needs_certificate(config.tls))
     server = EdgeServer(parts, edge_address(config, edge_index, files), max_streams=config.edge.max_streams)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))
+    if tracing is not None:
+        lifecycle.add(tracing_part(tracing))
     lifecycle.add(Part(name="text", start=text.start, stop=text.stop))
     lifecycle.add(_core_part(bridge, link, lifecycle))
     if config.edge.http_port is not None:

@@ -5,8 +5,10 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry
 
+from protos.service.tracing import Tracing
 from protos.wire.enums import HiddenMode
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.call_traces import CallTraces
 from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_text import EdgeText
@@ -25,11 +27,19 @@ class EdgeParts:
     encoder: PromptEncoder
     metrics: EdgeMetrics
     door: CallerDoor
+    traces: CallTraces
     version: str
 
     @classmethod
     def joined(
-        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str, known: KnownCallers
+        cls,
+        link: CoreLink,
+        text: EdgeText,
+        registry: CollectorRegistry,
+        *,
+        max_hidden_mode: str,
+        known: KnownCallers,
+        tracing: Tracing | None = None,
     ) -> "EdgeParts":
         """The parts over one link and one text side; metrics are registered.
 
@@ -39,6 +49,7 @@ class EdgeParts:
             registry: takes the metrics.
             max_hidden_mode: name of the highest hidden mode that callers may ask for.
             known: who may call.
+            tracing: of the calls; None: off.
         """
         metrics = create_edge_metrics(registry)
         return cls(
@@ -48,5 +59,6 @@ class EdgeParts:
             encoder=text.encoder,
             metrics=metrics,
             door=CallerDoor(metrics, link.quotas, known),
+            traces=CallTraces(tracing, model=link.facts.card.name),
             version=metadata.version("forwardplane"),
         )

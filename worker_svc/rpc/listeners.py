@@ -1,4 +1,4 @@
-"""The ports of a worker: metrics, health, gRPC. Knows neither executors nor the ordering protocol."""
+"""The ports of a worker (metrics, health, gRPC) and its traces. Knows neither executors nor the ordering protocol."""
 
 import asyncio
 import logging
@@ -15,6 +15,7 @@ from protos.service.metrics import MetricsServer
 from protos.service.security_config import TlsConfig, open_tls_folder
 from protos.service.server import HealthServer, PortProfile, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
+from protos.service.tracing import open_tracing, tracing_part
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.rpc.worker_servicer import WorkerServicer
 from worker_svc.rpc.worker_status import SERVICE_NAME
@@ -34,6 +35,8 @@ class Listeners:
         self._config = server
         self._observability = observability
         self._tls = tls
+        self.tracing = open_tracing(observability.traces(), service="forwardplane-worker")
+        """None: off."""
         self._metrics = MetricsServer()
         self._server: grpc.aio.Server | None = None
         self._servicer: WorkerServicer | None = None
@@ -54,6 +57,7 @@ class Listeners:
         process = psutil.Process()
         resident_bytes.set_function(lambda: process.memory_info().rss)
         return (
+            *(() if self.tracing is None else (tracing_part(self.tracing),)),
             Part(name="metrics", start=self._start_metrics, stop=self._stop_metrics),
             Part(name="health", start=self._start_health, stop=self.health.stop),
             Part(name="gRPC port", start=self._start_server, stop=self._stop_server),

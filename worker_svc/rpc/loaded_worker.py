@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from protos.service.tracing import Tracing
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.executor import CapturingExecutor, Executor
 from worker_svc.metrics import DeviceNanoseconds, MemoryKind, StartupStage, WorkerMetrics
@@ -40,7 +41,9 @@ class LoadedWorker:
             self._watchdog.stop()
 
 
-async def load(device: DeviceThread, build: Callable[[], Executor], metrics: WorkerMetrics) -> LoadedWorker:
+async def load(
+    device: DeviceThread, build: Callable[[], Executor], metrics: WorkerMetrics, tracing: Tracing | None = None
+) -> LoadedWorker:
     """Build the executor on the device thread, so that whatever it makes belongs to that thread.
 
     Raises:
@@ -49,7 +52,7 @@ async def load(device: DeviceThread, build: Callable[[], Executor], metrics: Wor
     began = time.monotonic()
     info, work = await device.submit(lambda: _build(build, device))
     seconds = time.monotonic() - began
-    loop = ProtocolLoop(LoopParts(info=info, device=device, work=work, observer=PlanObserver(metrics)))
+    loop = ProtocolLoop(LoopParts(info=info, device=device, work=work, observer=PlanObserver(metrics, tracing)))
     _describe(info, work, metrics)
     metrics.process.startup_seconds.labels(StartupStage.LOAD).set(seconds)
     _log(info, seconds)

@@ -66,7 +66,7 @@ class WorkerService:
 
     async def _load(self) -> None:
         self._device = DeviceThread()
-        worker = await load(self._device, self._build, self._metrics)
+        worker = await load(self._device, self._build, self._metrics, self.listeners.tracing)
         self._worker = worker
         self._reporter.watch(worker.info, worker.work)
         self._servicer.serve(worker.loop, worker.intake)

@@ -148,6 +148,7 @@ class SubmitStream(_message.Message):
     PROMPT_WANTS_FIELD_NUMBER: _builtins.int
     SHARE_DOMAIN_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """Minted by the edge, unique within it."""
     request_id: _builtins.str
@@ -167,6 +168,8 @@ class SubmitStream(_message.Message):
     """Whose share of the work it is taken from; empty: the isolation domain's."""
     share: _builtins.float
     """Weight of that share beside others; absent: 1."""
+    traceparent: _builtins.str
+    """W3C traceparent of the call's span, if it is recorded."""
     @_builtins.property
     def sampling(self) -> Global___ResolvedSampling: ...
     @_builtins.property
@@ -194,10 +197,11 @@ class SubmitStream(_message.Message):
         prompt_wants: Global___PromptWants | None = ...,
         share_domain: _builtins.bytes = ...,
         share: _builtins.float | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "grammar", b"grammar", "prompt_wants", b"prompt_wants", "sampling", b"sampling", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "share", b"share", "share_domain", b"share_domain", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "share", b"share", "share_domain", b"share_domain", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__share: _TypeAlias = _typing.Literal["share"]  # noqa: Y015
     _WhichOneofArgType__share: _TypeAlias = _typing.Literal["_share", b"_share"]  # noqa: Y015

@@ -12,9 +12,10 @@ from aiohttp import web
 from protos.forwardplane.v1.generate_pb2 import Embedding, EmbedRequest, GenerateRequest, TokenPrompt
 from protos.wire.errors import EngineError
 from protos.wire.limits import DEFAULT_DEADLINE_S
+from scheduler_svc.edge.call_traces import HEADER
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
-from scheduler_svc.edge.embedder import Times, embeddings
+from scheduler_svc.edge.embedder import Called, Times, embeddings
 from scheduler_svc.edge.http_front.answering import OK, Answered
 from scheduler_svc.edge.http_front.closed_fields import parse_fields
 from scheduler_svc.edge.http_front.generate_requests import split_item
@@ -24,7 +25,7 @@ from scheduler_svc.edge.metrics import counting_rejections
 _NAMES = {"tokens.ids": "input", "text": "input", "requests": "input", "prompt": "input", "client_tag": "user"}
 
 
-async def embedding_answer(body: bytes, parts: EdgeParts, caller: CallerIdentity) -> Answered:
+async def embedding_answer(http: web.Request, body: bytes, parts: EdgeParts, caller: CallerIdentity) -> Answered:
     """Answer a call.
 
     Raises:
@@ -33,10 +34,9 @@ async def embedding_answer(body: bytes, parts: EdgeParts, caller: CallerIdentity
     arrived = asyncio.get_running_loop().time()
     with counting_rejections(parts.metrics):
         request = parse_fields(body, EmbeddingRequest)
+    times = Times(arrived, arrived + DEFAULT_DEADLINE_S, Called(http.path, http.headers.getall(HEADER, [])))
     with _callers_words():
-        made = await embeddings(
-            _embed_request(request), parts, caller, times=Times(arrived, arrived + DEFAULT_DEADLINE_S)
-        )
+        made = await embeddings(_embed_request(request), parts, caller, times=times)
     reply = _reply(made, model=parts.link.facts.card.name, is_base64=request.encoding_format == "base64")
     return Answered(web.json_response(reply), OK)
 

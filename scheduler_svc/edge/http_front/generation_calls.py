@@ -11,6 +11,7 @@ from aiohttp import web
 
 from protos.wire.limits import DEFAULT_DEADLINE_S
 from scheduler_svc.edge.admission import MAX_HELD_IDS
+from scheduler_svc.edge.call_traces import HEADER
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.http_front.answering import Answered, Begun, answer_streamed, answer_whole
@@ -58,15 +59,20 @@ class GenerationCalls:
         link, metrics = self._parts.link, self._parts.metrics
         with counting_rejections(metrics):
             asked = read(body) if len(body) <= _MAX_READ_ON_LOOP else await asyncio.to_thread(read, body)
+        carriers = http.headers.getall(HEADER, [])
         with asked.in_callers_words():
-            with counting_rejections(metrics):
+            with counting_rejections(metrics), self._parts.traces.admitting(http.path, carriers) as trace:
+                trace.asked(asked.generations)
                 streams = await self._parts.admission.open_streams(
                     asked.generations,
                     caller,
                     deadline=deadline,
                     max_held_ids=MAX_HELD_IDS if asked.is_streamed else None,
+                    traceparent=trace.traceparent,
                 )
-            with running(streams, link=link, metrics=metrics, arrived=arrived, deadline=deadline) as records:
+            with running(
+                streams, link=link, metrics=metrics, arrived=arrived, deadline=deadline, trace=trace
+            ) as records:
                 head = self._head(streams[0].names.request_id, asked)
                 answer = asked.answer(head, self._parts.tokenizer, link.facts)
                 begun = Begun(streams=streams, records=records, answer=answer)

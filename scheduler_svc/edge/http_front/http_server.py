@@ -161,7 +161,7 @@ class HttpServer:
         return await self._generation.completion(request, await self._body(request), caller)
 
     async def _embeddings(self, request: web.Request, caller: CallerIdentity) -> Answered:
-        return await embedding_answer(await self._body(request), self._parts, caller)
+        return await embedding_answer(request, await self._body(request), self._parts, caller)
 
     async def _health(self, _request: web.Request, _caller: CallerIdentity) -> Answered:
         self._parts.admission.check_gate()

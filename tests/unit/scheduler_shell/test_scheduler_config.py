@@ -60,6 +60,9 @@ FLAGS = {
     "metrics_port": ("3", 3),
     "log_level": ("debug", LogLevel.DEBUG),
     "log_format": ("json", LogFormat.JSON),
+    "trace_endpoint": ("http://collector:4317", "http://collector:4317"),
+    "trace_ratio": ("0.25", 0.25),
+    "trace_plan_ratio": ("0.5", 0.5),
 }
 
 

@@ -55,6 +55,7 @@ OTHERS = {
     "metrics_port": "1236",
     "log_level": "debug",
     "log_format": "json",
+    "trace_endpoint": "http://collector:4317",
 }
 
 
