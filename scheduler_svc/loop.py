@@ -25,6 +25,7 @@ from scheduler_svc.core.events import (
     RequestSubmitted,
     SendPlan,
     StreamKey,
+    TokensReleased,
     WorkerAttached,
     WorkerEvent,
     WorkerLost,
@@ -213,8 +214,11 @@ class CoreLoop:
         if events:
             self._metrics.step.loop_lag_seconds.observe(now - arrived_at)
         self._note_submitted(events, arrived_at)
+        plans = [instruction for instruction in instructions if isinstance(instruction, SendPlan)]
+        for plan in plans:  # a device may wait for them
+            self._send(plan, now)
         for instruction in instructions:
-            self._carry_out(instruction, now)
+            self._carry_out(instruction)
         gauges = self._state.gauges()
         self._exporter.export(gauges, self._state.counters)
         self._exporter.waiting.turned(self._state)
@@ -233,9 +237,11 @@ class CoreLoop:
                 if request is not None:
                     self._queue_times.submitted(event.spec.stream, request.handle, now=arrived_at)
 
-    def _carry_out(self, instruction: Instruction, now: float) -> None:
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, TokensReleased):
+            self._outbox.add(instruction)
+            return
         if isinstance(instruction, SendPlan):
-            self._send(instruction, now)
             return
         if isinstance(instruction, NeedMask):
             self._mask_port.ask(instruction)

@@ -39,7 +39,7 @@ class _Hasher:
             self._hash.update(head + array.tobytes())
         else:
             self._hash.update(head)
-            self._hash.update(np.ascontiguousarray(array))
+            self._hash.update(np.ascontiguousarray(array).data)
 
     def group(self, name: str, group_columns: tuple[columns.Column, ...], *, source: object) -> None:
         self.name(name)
