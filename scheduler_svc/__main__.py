@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from protos.service.collector import keep_collector_away
 from protos.service.config import LoadedConfig, load_or_exit
 from protos.service.lifecycle import exit_code_of
 from protos.service.logs import configure_logs
@@ -60,6 +61,7 @@ async def _run(config: SchedulerConfig, arguments: Sequence[str]) -> int:
     run = pkgutil.resolve_name(_ROLES[role])
     if role is Role.PARENT:
         return int(await run(config, arguments))
+    keep_collector_away()
     if role is Role.EDGE:
         return int(await run(config, config.process.edge_index))
     return int(await run(config))

@@ -25,6 +25,7 @@ from scheduler_svc.core.events import (
     RequestSubmitted,
     SendPlan,
     StreamKey,
+    TokensReleased,
     WorkerAttached,
     WorkerEvent,
     WorkerLost,
@@ -240,11 +241,14 @@ class CoreLoop:
         if events:
             self._metrics.step.loop_lag_seconds.observe(now - arrived_at)
         self._note_submitted(events, arrived_at)
+        plans = [instruction for instruction in instructions if isinstance(instruction, SendPlan)]
+        for plan in plans:  # a device may wait for them
+            self._send(plan, now)
         for instruction in instructions:
-            self._carry_out(instruction, now)
+            self._carry_out(instruction)
         if events:
             self._exporter.integrity.changed()
-        return any(isinstance(instruction, SendPlan) for instruction in instructions)
+        return bool(plans)
 
     def _tell(self) -> None:
         """Edges of their streams, and everybody who watches of the core."""
@@ -264,9 +268,12 @@ class CoreLoop:
                 if request is not None:
                     self._traces.submitted(event, request.handle, now=arrived_at)
 
-    def _carry_out(self, instruction: Instruction, now: float) -> None:
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, TokensReleased):
+            self._outbox.add(instruction)
+            self._traces.told(instruction)
+            return
         if isinstance(instruction, SendPlan):
-            self._send(instruction, now)
             return
         if isinstance(instruction, NeedMask):
             self._mask_port.ask(instruction)

@@ -4,6 +4,7 @@ import importlib
 import logging
 from functools import partial
 
+from protos.service.collector import keep_collector_away
 from protos.service.config import prefer_environment
 from protos.service.lifecycle import ExitCode
 from protos.service.model_description import described_folder
@@ -65,4 +66,5 @@ def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:
     )
     hidden = device_side.HiddenSettings(**config.hidden_states.model_dump(mode="json"))
     executor: Executor = device_side.build_tp_model_worker(folder, settings, hidden=hidden)
+    keep_collector_away()
     return executor

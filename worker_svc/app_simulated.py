@@ -3,6 +3,7 @@
 import logging
 from functools import partial
 
+from protos.service.collector import keep_collector_away
 from protos.service.lifecycle import ExitCode
 from protos.service.model_files import ModelFolder, read_model_folder
 from worker_svc.config import SimulatedChecks, WorkerConfig
@@ -22,6 +23,7 @@ async def run_simulated_worker(config: WorkerConfig) -> ExitCode:
     folder = read_model_folder(config.model.folder)
     _logger.warning("the device is simulated: tokens have no meaning", extra={"model": folder.card.name})
     build = partial(build_executor, folder, config)
+    keep_collector_away()
     service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
     return await service.run()
 

@@ -43,10 +43,14 @@ class Executor(Protocol):
 class StagingExecutor(Executor, Protocol):
     """An executor with host work that can be done ahead, while the device runs an earlier plan."""
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """Prepare a validated plan off the device thread; what is left runs there, in the order of plans.
 
         `execute(plan)` is `stage(plan)()`. A staged plan may be dropped.
+
+        Args:
+            plan: validated.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what this executor lacks.

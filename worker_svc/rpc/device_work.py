@@ -75,8 +75,12 @@ class DeviceWork:
         self._last_handles = _NO_HANDLES
         self.progress = DeviceProgress(since_ns=clock_ns())
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """What is left to do on the device thread, after what the executor can do ahead. Called on any thread.
+
+        Args:
+            plan: validated.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what the executor lacks.
@@ -85,7 +89,7 @@ class DeviceWork:
             return partial(self._executor.execute, plan)
         try:
             with fault_border("staging"):
-                return self._executor.stage(plan)
+                return self._executor.stage(plan, digest)
         except (InvalidPlan, UnsupportedFeature):
             raise
         except EngineError as error:

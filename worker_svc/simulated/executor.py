@@ -58,15 +58,19 @@ class SimulatedExecutor:
         """
         return self.stage(plan)()
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """Do what needs no earlier result; what is left is for the device thread.
+
+        Args:
+            plan: validated.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what this worker lacks.
         """
         check_column_features(plan, self._info)
         check_forward_features(plan, self._info)
-        return partial(self._execute, plan, plan_digest(plan))
+        return partial(self._execute, plan, digest or plan_digest(plan))
 
     def reset(self) -> None:
         """Forget the sampled tokens of every plan. Pages stay as they are."""

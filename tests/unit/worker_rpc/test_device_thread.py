@@ -158,7 +158,7 @@ def test_a_bubble_is_the_wait_for_a_plan_that_carries_on_the_one_before():
 
 def test_a_bug_in_staging_shows_in_the_plans_turn_and_a_refusal_at_once(caplog):
     class Staging(FakeExecutor):
-        def stage(self, plan):
+        def stage(self, plan, digest=None):
             raise self.error
 
     executor = Staging(make_info())
