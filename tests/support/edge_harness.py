@@ -73,6 +73,7 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
+    first_token_id: int | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -80,9 +81,10 @@ async def running_edge(
     await core.start()
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
-    card = tiny_card(eos_id, context_tokens=core.model.context_tokens)
+    begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
+    card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
-    encoder = PromptEncoder(tokenizer, template=chat, grammars=grammars)
+    encoder = PromptEncoder(tokenizer, template=chat, first_token_id=first_token_id, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
     link = CoreLink(
