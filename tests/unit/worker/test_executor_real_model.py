@@ -81,11 +81,9 @@ def test_free_runs_in_bfloat16_follow_the_known_ids_together_and_in_chunks():
         assert_free_run(case, token_ids)
 
 
-def test_alone_changes_no_id_nor_do_chunks_of_512(worker, free_ids):
-    assert len(CASES[5]["prompt_ids"]) > 512
-    for index, budget in ((0, 256), (4, 256), (5, 512)):
-        driver = PlanDriver(worker, budget_tokens=budget, page_seed=2)
-        assert driver.run(free_requests()[index]) == [free_ids[index]]
+def test_alone_changes_no_id(worker, free_ids):
+    for index in (0, 4):
+        assert PlanDriver(worker, page_seed=2).run(free_requests()[index]) == [free_ids[index]]
 
 
 def test_a_seed_gives_the_same_bits_alone_and_among_random_mates(worker):
