@@ -155,6 +155,7 @@ class Admission:
             prompt_tokens=len(prompt_ids),
             seed=submit.sampling.seed,
             prompt_text=prompt_text,
+            first_prompt_id=prompt_ids[0],
         )
         samples = [
             replace(names, stream_id=self._link.new_stream_id(), sample_index=index)

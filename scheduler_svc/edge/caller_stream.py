@@ -35,6 +35,8 @@ class StreamNames:
     sample_index: int = 0
     prompt_text: str | None = None
     """Given back with the first chunk; None when not asked for."""
+    first_prompt_id: int | None = None
+    """The token of the prompt that has no log-probability."""
 
 
 class CallerStream:

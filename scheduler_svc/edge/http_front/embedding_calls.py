@@ -18,8 +18,8 @@ from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.embedder import Called, Times, embeddings
 from scheduler_svc.edge.http_front.answering import OK, Answered
 from scheduler_svc.edge.http_front.closed_fields import parse_fields
-from scheduler_svc.edge.http_front.generate_requests import split_item
-from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest
+from scheduler_svc.edge.http_front.generate_requests import rename_error
+from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest, as_many
 from scheduler_svc.edge.metrics import counting_rejections
 
 _NAMES = {"tokens.ids": "input", "text": "input", "requests": "input", "prompt": "input", "client_tag": "user"}
@@ -35,7 +35,7 @@ async def embedding_answer(http: web.Request, body: bytes, parts: EdgeParts, cal
     with counting_rejections(parts.metrics):
         request = parse_fields(body, EmbeddingRequest)
     times = Times(arrived, arrived + DEFAULT_DEADLINE_S, Called(http.path, http.headers.getall(HEADER, [])))
-    with _callers_words():
+    with _callers_words(request):
         made = await embeddings(_embed_request(request), parts, caller, times=times)
     reply = _reply(made, model=parts.link.facts.card.name, is_base64=request.encoding_format == "base64")
     return Answered(web.json_response(reply), OK)
@@ -43,7 +43,7 @@ async def embedding_answer(http: web.Request, body: bytes, parts: EdgeParts, cal
 
 def _embed_request(request: EmbeddingRequest) -> EmbedRequest:
     asked = EmbedRequest(pooling=request.pooling or "", normalize=request.normalize)
-    for prompt in request.input:
+    for prompt in as_many(request.input):
         one = asked.requests.add(
             model=request.model,
             client_tag=request.user or "",
@@ -83,14 +83,10 @@ def _base64(values: Sequence[float]) -> str:
 
 
 @contextmanager
-def _callers_words() -> Iterator[None]:
+def _callers_words(request: EmbeddingRequest) -> Iterator[None]:
     """Errors that pass through speak of the fields that the caller sent."""
     try:
         yield
     except EngineError as error:
-        item, field = split_item(error.field)
-        name = next((theirs for ours, theirs in _NAMES.items() if field.startswith(ours)), field)
-        if field and error.message.startswith(field):
-            error.message = name + error.message.removeprefix(field)
-        error.field = f"input[{item}]" if name == "input" and item is not None else name
+        rename_error(error, _NAMES, many="input" if len(as_many(request.input)) > 1 else None)
         raise

@@ -74,7 +74,7 @@ class GenerationCalls:
                 streams, link=link, metrics=metrics, arrived=arrived, deadline=deadline, trace=trace
             ) as records:
                 head = self._head(streams[0].names.request_id, asked)
-                answer = asked.answer(head, self._parts.tokenizer, link.facts)
+                answer = asked.answer(head, streams, tokenizer=self._parts.tokenizer, facts=link.facts)
                 begun = Begun(streams=streams, records=records, answer=answer)
                 if not asked.is_streamed:
                     return await answer_whole(begun)
