@@ -132,6 +132,16 @@ class EdgeConfig(ConfigGroup):
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
 
 
+class ResumeConfig(ConfigGroup):
+    """What outlives a scheduler. Read by the edges."""
+
+    resume_key_file: UserPath | None = Field(
+        default=None,
+        description="File of keys, one a line in hexadecimal, 32 bytes or more: the first seals the tickets with which "
+        "callers go on after a scheduler's death, each opens them; unset = they cannot.",
+    )
+
+
 class CoreConfig(ConfigGroup):
     """Scheduling. Read by the core."""
 
@@ -279,6 +289,7 @@ class SchedulerConfig(ConfigGroup):
     process: ProcessConfig = ProcessConfig()
     model: ModelConfig = ModelConfig()
     edge: EdgeConfig = EdgeConfig()
+    resume: ResumeConfig = ResumeConfig()
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()

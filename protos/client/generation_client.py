@@ -4,6 +4,8 @@ Both raise the error taxonomy of `protos.wire.errors`, never a `grpc.RpcError`. 
 is cancelled on the server. Neither keeps state beyond its channel.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -27,6 +29,7 @@ from protos.client.messages import (
     load_from,
     model_from,
 )
+from protos.client.resuming import DEFAULT_RESUME_S, Patience, ResumableStream
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.status import from_rpc_error
@@ -39,15 +42,17 @@ UNARY_TIMEOUT_S = 30.0
 class GenerationClient:
     """Blocking client of one scheduler. Safe to share between threads; close it, or use it as a context manager."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
+    def __init__(self, target: str, *, timeout_s: float | None = None, resume_s: float = DEFAULT_RESUME_S) -> None:
         """Open a lazy channel; nothing is sent yet.
 
         Args:
             target: `HOST:PORT` of a scheduler edge, or any gRPC target.
             timeout_s: deadline of each generation in seconds; None leaves it to the server (600 s).
+            resume_s: how long a generation that lost its scheduler looks for one that goes on with it; 0: not at all.
         """
         self._target = target
         self._timeout_s = timeout_s
+        self._resume_s = resume_s
         self._channel = sync_caller_channel(target)
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -66,29 +71,42 @@ class GenerationClient:
     def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
         """Chunks as the server releases them; each sample's last one carries finish, usage and seed.
 
+        A stream that loses its scheduler goes on behind what has come, where the server gives resume tickets.
+
         Raises:
             EngineError: the class that the server raised, or UnavailableError when no server answers.
         """
-        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s)
-        try:
-            for message in call:
-                yield chunk_from(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        finally:
-            call.cancel()
+        request = generate_request(prompt, options)
+        stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
+        while (rest := stream.rest()) is not None:
+            call = self._stub.Generate(rest, timeout=stream.timeout_s())
+            try:
+                for message in call:
+                    stream.take(message)
+                    yield chunk_from(message)
+            except grpc.RpcError as error:
+                time.sleep(pause_s(stream, error, target=self._target))
+            else:
+                return
+            finally:
+                call.cancel()
 
     def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """Whole answers, in the order of the prompts; samples of one prompt follow each other.
+
+        A call that loses its scheduler is made again from the start.
 
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.
         """
         request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
-        try:
-            reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        patience = Patience(self._resume_s)
+        while True:
+            try:
+                reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
+                break
+            except grpc.RpcError as error:
+                time.sleep(pause_s(patience, error, target=self._target))
         return [generation_from(message) for message in reply.generations]
 
     def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
@@ -156,10 +174,11 @@ class GenerationClient:
 class AsyncGenerationClient:
     """Asyncio client of one scheduler, for one event loop. Close it, or use it with `async with`."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
+    def __init__(self, target: str, *, timeout_s: float | None = None, resume_s: float = DEFAULT_RESUME_S) -> None:
         """Open a lazy channel; arguments as for `GenerationClient`."""
         self._target = target
         self._timeout_s = timeout_s
+        self._resume_s = resume_s
         self._channel = caller_channel(target)
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -177,22 +196,31 @@ class AsyncGenerationClient:
 
     async def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> AsyncIterator[Chunk]:
         """As `GenerationClient.stream`."""
-        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s)
-        try:
-            async for message in call:
-                yield chunk_from(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        finally:
-            call.cancel()
+        request = generate_request(prompt, options)
+        stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
+        while (rest := stream.rest()) is not None:
+            call = self._stub.Generate(rest, timeout=stream.timeout_s())
+            try:
+                async for message in call:
+                    stream.take(message)
+                    yield chunk_from(message)
+            except grpc.RpcError as error:
+                await asyncio.sleep(pause_s(stream, error, target=self._target))
+            else:
+                return
+            finally:
+                call.cancel()
 
     async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """As `GenerationClient.generate`."""
         request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
-        try:
-            reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        patience = Patience(self._resume_s)
+        while True:
+            try:
+                reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
+                break
+            except grpc.RpcError as error:
+                await asyncio.sleep(pause_s(patience, error, target=self._target))
         return [generation_from(message) for message in reply.generations]
 
     async def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
@@ -248,6 +276,19 @@ class AsyncGenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
+
+
+def pause_s(asked: ResumableStream | Patience, error: grpc.RpcError, *, target: str) -> float:
+    """How long to wait before asking again for what `asked` is about.
+
+    Raises:
+        EngineError: not to be asked for again.
+    """
+    failure = from_rpc_error(error, target=target)
+    seconds = asked.pause_s(failure)
+    if seconds is None:
+        raise asked.final(failure) from error
+    return seconds
 
 
 def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:

@@ -3,7 +3,9 @@
 Parses and starts; imports neither service. The model is fetched first, so that the processes only read files.
 """
 
+import secrets
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ WORKER_SERVICE = "forwardplane.v1.WorkerService"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_HTTP_PORT = 8000
 START_TIMEOUT_S = 300.0
+RESUME_KEY_BYTES = 32
 
 Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 OptionalPort = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))]
@@ -103,6 +106,17 @@ class WorkerOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFiles:
+    """Files of the scheduler beside the model."""
+
+    record: Path | None = None
+    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
+    resume_key_file: Path | None = None
+    """Keys of the tickets with which callers go on after a scheduler's death. Default: one of this run's own."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What to serve, how, and on which ports."""
 
@@ -133,8 +147,8 @@ class ServeOptions:
     """Limits of each worker."""
     simulated: SimulatedOptions = SimulatedOptions()
     """What the device `simulated` is like."""
-    record: Path | None = None
-    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
+    files: ServeFiles = ServeFiles()
+    """Files of the scheduler."""
 
     @property
     def model_name(self) -> str:
@@ -218,8 +232,10 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         "--max-hidden-mode": options.max_hidden_mode,
         "--log-level": options.log_level,
     }
-    if options.record is not None:
-        arguments["--record"] = str(options.record.absolute())
+    if options.files.record is not None:
+        arguments["--record"] = str(options.files.record.absolute())
+    if options.files.resume_key_file is not None:
+        arguments["--resume-key-file"] = str(options.files.resume_key_file.absolute())
     if options.ports.http_port:
         arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
@@ -229,6 +245,7 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         arguments=("-m", "scheduler_svc", *_flags(arguments)),
         health_target=f"127.0.0.1:{options.ports.health_port}",
         health_service=GENERATION_SERVICE,
+        restarts=options.files.resume_key_file is not None,
     )
 
 
@@ -253,11 +270,25 @@ _WORKER_PORTS = ("worker_port", "worker_health_port", "worker_metrics_port")
 
 
 def serve(options: ServeOptions, console: Console) -> int:
-    """Run until a signal or a dead child. Returns the exit code.
+    """Run until a signal or the end of a child that cannot be started again. Returns the exit code.
 
     Raises:
         EngineError: the model, a port or a process is not usable.
     """
+    with tempfile.TemporaryDirectory(prefix="forwardplane-") as folder:
+        return _serve(with_resume_key(options, Path(folder)), console)
+
+
+def with_resume_key(options: ServeOptions, folder: Path) -> ServeOptions:
+    """The options with a file of keys: theirs, or a new one in the private `folder`."""
+    if options.files.resume_key_file is not None:
+        return options
+    path = folder / "resume.key"
+    path.write_text(secrets.token_hex(RESUME_KEY_BYTES) + "\n")
+    return replace(options, files=replace(options.files, resume_key_file=path))
+
+
+def _serve(options: ServeOptions, console: Console) -> int:
     if options.ports.http_port is None:
         options = replace(options, ports=replace(options.ports, http_port=DEFAULT_HTTP_PORT))
     stop = threading.Event()

@@ -107,6 +107,8 @@ class RequestSubmitted:
     """A checked request asks for admission."""
 
     spec: RequestSpec
+    output_ids: tuple[int, ...] = ()
+    """What its caller has of the output, from a scheduler that is gone: it goes on behind them."""
 
 
 @dataclass(frozen=True, slots=True)

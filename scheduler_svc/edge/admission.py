@@ -4,12 +4,11 @@ Knows nothing of gRPC. Guards: whatever is refused was refused before anything w
 """
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 from protos.forwardplane.v1.bridge_pb2 import StateUse, SubmitStream
-from protos.forwardplane.v1.generate_pb2 import GenerateRequest
+from protos.forwardplane.v1.generate_pb2 import GenerateRequest, ResumedSample
 from protos.wire.enums import HiddenMode
 from protos.wire.errors import DeadlinePassed, Draining, EngineError, InvalidRequest, Loading
 from protos.wire.limits import MAX_PROMPTS_PER_CALL
@@ -17,7 +16,9 @@ from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
-from scheduler_svc.edge.resolve_request import num_samples, resolve_request, silent_ids
+from scheduler_svc.edge.resolve_request import resolve_request, silent_ids
+from scheduler_svc.edge.resume_tickets import TicketDesk, request_digest
+from scheduler_svc.edge.resuming import SampleTerms, sample_terms, set_held
 from scheduler_svc.edge.validate_request import check_hidden_states, validate_generate
 from scheduler_svc.text.tokenizer import TextTokenizer
 
@@ -36,9 +37,11 @@ class Admission:
         tokenizer: TextTokenizer,
         encoder: PromptEncoder,
         *,
+        tickets: TicketDesk,
         max_hidden_mode: HiddenMode = HiddenMode.NULL,
     ) -> None:
         """Join the parts. `max_hidden_mode`: highest that callers may ask for."""
+        self._tickets = tickets
         self._link = link
         self._max_hidden_mode = max_hidden_mode
         self._tokenizer = tokenizer
@@ -95,6 +98,8 @@ class Admission:
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
+                if request.resume:
+                    raise InvalidRequest("resume is for Generate, which streams", field="resume")
                 checked += await self._check(
                     request, caller, deadline=deadline, max_held_ids=max_held_ids, pooled=pooled
                 )
@@ -125,17 +130,17 @@ class Admission:
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise DeadlinePassed("the request's time was over before it was admitted")
+        digest = request_digest(request, prompt_ids, card=facts.card, caller=caller)
+        terms = sample_terms(request, digest, self._tickets, left_s=left_s)
+        ticket = terms[0].ticket
+        left_s = min(left_s, self._tickets.seconds_left(ticket))
         submit = resolve_request(
-            request,
-            prompt_ids,
-            facts=facts,
-            drawn_seed=secrets.randbits(64),
-            deadline_ms=max(1, int(left_s * 1000)),
+            request, prompt_ids, facts=facts, drawn_seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
         )
         if pooled is not None:
             submit.prompt_wants.states = pooled
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
-        submit.request_id = secrets.token_hex(16)
+        submit.request_id = ticket.request_id
         names = StreamNames(
             request_id=submit.request_id,
             stream_id=0,
@@ -145,14 +150,27 @@ class Admission:
             seed=submit.sampling.seed,
             prompt_text=prompt_text,
         )
-        samples = [
-            replace(names, stream_id=self._link.new_stream_id(), sample_index=index)
-            for index in range(num_samples(request))
-        ]
-        return [self._sample(request, submit, own, max_held_ids=max_held_ids) for own in samples]
+        opened = [(self._named(names, own), own.held) for own in terms]
+        return [self._sample(request, submit, own, held=held, max_held_ids=max_held_ids) for own, held in opened]
+
+    def _named(self, names: StreamNames, terms: SampleTerms) -> StreamNames:
+        """The names of one sample."""
+        return replace(
+            names,
+            stream_id=self._link.new_stream_id(),
+            sample_index=terms.ticket.sample_index,
+            prompt_text=None if terms.held is not None and terms.held.has_begun else names.prompt_text,
+            ticket=terms.sealed,
+        )
 
     def _sample(
-        self, request: GenerateRequest, submit: SubmitStream, names: StreamNames, *, max_held_ids: int | None
+        self,
+        request: GenerateRequest,
+        submit: SubmitStream,
+        names: StreamNames,
+        *,
+        held: ResumedSample | None,
+        max_held_ids: int | None,
     ) -> Checked:
         """One sample of a request that was resolved as `submit`."""
         own = SubmitStream()
@@ -165,6 +183,9 @@ class Admission:
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, self._link.facts)
         )
         stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
+        if held is not None:
+            set_held(own, held)
+            stream.resume(held.token_ids, num_bytes=held.text_bytes)
         return stream, own
 
     def check_gate(self) -> None:

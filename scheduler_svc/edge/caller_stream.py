@@ -14,7 +14,7 @@ import numpy as np
 from protos.forwardplane.v1.bridge_pb2 import StreamUpdate
 from protos.forwardplane.v1.generate_pb2 import GenerateChunk
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogprob, Usage
-from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, RequestAborted
+from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, InvalidRequest, RequestAborted
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.prompt_parts import PromptPart, prompt_parts
@@ -35,6 +35,8 @@ class StreamNames:
     sample_index: int = 0
     prompt_text: str | None = None
     """Given back with the first chunk; None when not asked for."""
+    ticket: bytes = b""
+    """With which the caller goes on elsewhere; empty: it cannot."""
 
 
 class CallerStream:
@@ -73,6 +75,16 @@ class CallerStream:
     ) -> "CallerStream":
         """A stream whose text comes from `decoder` and ends at one of `stop_strings`."""
         return cls(names, StreamText(decoder, stop_strings=stop_strings), max_held_ids=max_held_ids)
+
+    def resume(self, ids: Sequence[int], *, num_bytes: int) -> None:
+        """Begin behind these ids, whose text has that size. Before anything else.
+
+        Raises:
+            InvalidRequest: no stream ever gave just that.
+        """
+        if not self._text.resume(ids, num_bytes=num_bytes):
+            message = f"resume: no stream gave {num_bytes} bytes of text with these {len(ids)} ids and went on"
+            raise InvalidRequest(message, field="resume.text_bytes")
 
     @property
     def is_over(self) -> bool:

@@ -5,19 +5,21 @@ Reads card, tokenizer and template of the model, never its tensors.
 
 import asyncio
 import logging
+import time
 
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
 from protos.service.model_files import read_model_folder
 from scheduler_svc.bridge.client import BridgeClient
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.config import ResumeConfig, SchedulerConfig
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.edge_text import EdgeText
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.resolve_request import check_generation_defaults
+from scheduler_svc.edge.resume_tickets import TicketDesk, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,13 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
     link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
-    parts = EdgeParts.joined(link, text, metrics_server.registry, max_hidden_mode=config.edge.max_hidden_mode.name)
+    parts = EdgeParts.joined(
+        link,
+        text,
+        metrics_server.registry,
+        max_hidden_mode=config.edge.max_hidden_mode.name,
+        tickets=_ticket_desk(config.resume),
+    )
     server = EdgeServer(parts, edge_address(config, edge_index), max_streams=config.edge.max_streams)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))
@@ -51,6 +59,18 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     lifecycle.add(_server_part(server, drain_timeout_s=config.process.drain_timeout_s))
     install_level_signals(asyncio.get_running_loop())
     return int(await lifecycle.run())
+
+
+def _ticket_desk(resume: ResumeConfig) -> TicketDesk:
+    """Seals with the first key of the file.
+
+    Raises:
+        InvalidRequest: the file of keys cannot be used.
+    """
+    desk = TicketDesk(read_keys(resume.resume_key_file), unix_clock=time.time)
+    if not desk.is_open:
+        logger.info("callers cannot resume their streams when this scheduler dies: set resume_key_file")
+    return desk
 
 
 def edge_address(config: SchedulerConfig, edge_index: int) -> EdgeAddress:

@@ -11,6 +11,7 @@ from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_text import EdgeText
 from scheduler_svc.edge.metrics import EdgeMetrics, create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.resume_tickets import TicketDesk
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 
@@ -27,7 +28,7 @@ class EdgeParts:
 
     @classmethod
     def joined(
-        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str
+        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str, tickets: TicketDesk
     ) -> "EdgeParts":
         """The parts over one link and one text side; metrics are registered.
 
@@ -36,10 +37,13 @@ class EdgeParts:
             text: the text side.
             registry: takes the metrics.
             max_hidden_mode: name of the highest hidden mode that callers may ask for.
+            tickets: with which callers go on elsewhere.
         """
         return cls(
             link=link,
-            admission=Admission(link, text.tokenizer, text.encoder, max_hidden_mode=HiddenMode[max_hidden_mode]),
+            admission=Admission(
+                link, text.tokenizer, text.encoder, tickets=tickets, max_hidden_mode=HiddenMode[max_hidden_mode]
+            ),
             tokenizer=text.tokenizer,
             encoder=text.encoder,
             metrics=create_edge_metrics(registry),

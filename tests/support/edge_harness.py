@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.resume_tickets import TicketDesk
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.grammar_checker import GrammarChecker
@@ -45,6 +47,9 @@ def tiny_card(eos_id: int, **changes: object) -> ModelCard:
             **changes,
         }
     )
+
+
+NO_TICKETS = TicketDesk((), unix_clock=time.time)
 
 
 @dataclass
@@ -73,6 +78,7 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
+    tickets: TicketDesk = NO_TICKETS,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -91,7 +97,7 @@ async def running_edge(
     registry = CollectorRegistry()
     parts = EdgeParts(
         link=link,
-        admission=Admission(link, tokenizer, encoder, max_hidden_mode=max_hidden_mode),
+        admission=Admission(link, tokenizer, encoder, tickets=tickets, max_hidden_mode=max_hidden_mode),
         tokenizer=tokenizer,
         encoder=encoder,
         metrics=create_edge_metrics(registry),
