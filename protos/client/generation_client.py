@@ -33,6 +33,7 @@ from protos.client.resuming import DEFAULT_RESUME_S, Patience, ResumableStream
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.status import from_rpc_error
+from protos.wire.errors import RequestAborted
 
 DEFAULT_OPTIONS = GenerateOptions()
 DEFAULT_EMBEDDING = EmbedOptions()
@@ -53,6 +54,7 @@ class GenerationClient:
         self._target = target
         self._timeout_s = timeout_s
         self._resume_s = resume_s
+        self._is_closed = False
         self._channel = sync_caller_channel(target)
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -66,6 +68,7 @@ class GenerationClient:
 
     def close(self) -> None:
         """Close the channel; running streams are cancelled."""
+        self._is_closed = True
         self._channel.close()
 
     def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
@@ -79,6 +82,7 @@ class GenerationClient:
         request = generate_request(prompt, options)
         stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
         while (rest := stream.rest()) is not None:
+            check_open(is_closed=self._is_closed)
             call = self._stub.Generate(rest, timeout=stream.timeout_s())
             try:
                 for message in call:
@@ -102,6 +106,7 @@ class GenerationClient:
         request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
         patience = Patience(self._resume_s)
         while True:
+            check_open(is_closed=self._is_closed)
             try:
                 reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
                 break
@@ -179,6 +184,7 @@ class AsyncGenerationClient:
         self._target = target
         self._timeout_s = timeout_s
         self._resume_s = resume_s
+        self._is_closed = False
         self._channel = caller_channel(target)
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -192,6 +198,7 @@ class AsyncGenerationClient:
 
     async def close(self) -> None:
         """Close the channel; running streams are cancelled."""
+        self._is_closed = True
         await self._channel.close()
 
     async def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> AsyncIterator[Chunk]:
@@ -199,6 +206,7 @@ class AsyncGenerationClient:
         request = generate_request(prompt, options)
         stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
         while (rest := stream.rest()) is not None:
+            check_open(is_closed=self._is_closed)
             call = self._stub.Generate(rest, timeout=stream.timeout_s())
             try:
                 async for message in call:
@@ -216,6 +224,7 @@ class AsyncGenerationClient:
         request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
         patience = Patience(self._resume_s)
         while True:
+            check_open(is_closed=self._is_closed)
             try:
                 reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
                 break
@@ -289,6 +298,16 @@ def pause_s(asked: ResumableStream | Patience, error: grpc.RpcError, *, target: 
     if seconds is None:
         raise asked.final(failure) from error
     return seconds
+
+
+def check_open(*, is_closed: bool) -> None:
+    """Whether a call may begin.
+
+    Raises:
+        RequestAborted: the client was closed, maybe while a stream looked for its next scheduler.
+    """
+    if is_closed:
+        raise RequestAborted("the client is closed")
 
 
 def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:
