@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.model_files import DEFAULT_MODEL_CACHE
+from protos.service.security_config import TlsConfig, host_of, is_loopback
 from protos.wire.limits import MAX_DEADLINE_S
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -140,6 +141,37 @@ class ResumeConfig(ConfigGroup):
         description="File of keys, one a line in hexadecimal, 32 bytes or more: the first seals the tickets with which "
         "callers go on after a scheduler's death, each opens them; unset = they cannot.",
     )
+
+
+class CallerCertificates(StrEnum):
+    """Whether callers must have a certificate of the authority in `caller_tls_dir`."""
+
+    NONE = "none"
+    REQUIRED = "required"
+
+
+class SchedulerTlsConfig(TlsConfig):
+    """Who may connect, and how it is protected. Read by composition roots."""
+
+    caller_tls_dir: UserPath | None = Field(
+        default=None,
+        description="Folder with tls.crt and tls.key of the callers' gRPC and HTTP ports; re-read when they change; "
+        "unset = plain text.",
+    )
+    caller_certificates: CallerCertificates = Field(
+        default=CallerCertificates.NONE,
+        description="required: only callers with a certificate of ca.crt in caller_tls_dir can connect.",
+    )
+    callers: UserPath | None = Field(
+        default=None,
+        description="TOML file of callers, hashes of their tokens and their quotas; unset = everybody may call.",
+    )
+
+    @model_validator(mode="after")
+    def _check_certificates(self) -> "SchedulerTlsConfig":
+        if self.caller_certificates is CallerCertificates.REQUIRED and self.caller_tls_dir is None:
+            raise ValueError("caller_certificates required needs caller_tls_dir")
+        return self
 
 
 class CoreConfig(ConfigGroup):
@@ -290,9 +322,28 @@ class SchedulerConfig(ConfigGroup):
     model: ModelConfig = ModelConfig()
     edge: EdgeConfig = EdgeConfig()
     resume: ResumeConfig = ResumeConfig()
+    tls: SchedulerTlsConfig = SchedulerTlsConfig()
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
     cluster: ClusterConfig = ClusterConfig()
     recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "SchedulerConfig":
+        if self.tls.insecure:
+            return self
+        problems = []
+        if not is_loopback(self.edge.host) and self.tls.caller_tls_dir is None:
+            problems.append(
+                f"host = {self.edge.host} can be reached from other machines in plain text: set caller_tls_dir (a "
+                "folder with tls.crt and tls.key) and callers (a file of tokens)"
+            )
+        far = [worker for worker in self.links.workers if not is_loopback(host_of(worker))]
+        if self.tls.tls_dir is None and (far or self.cluster.worker_service):
+            problems.append("workers on other machines get plans in plain text: set tls_dir here and for the workers")
+        if problems:
+            message = "; ".join(problems) + "; or keep to 127.0.0.1, or accept plain text with insecure"
+            raise ValueError(message)
+        return self

@@ -116,7 +116,11 @@ class CoreLoop:
         """
         while True:
             await self._wait()
-            self._turn()
+            sends_plans = self._step()
+            if sends_plans:
+                # The links' writers come first: no worker waits while edges are told and figures exported.
+                await asyncio.sleep(0)
+            self._tell()
             if self._fenced is not None:
                 self._end_streams(UnavailableError("another scheduler has taken over", retry_after_ms=1000))
                 raise self._fenced
@@ -204,7 +208,8 @@ class CoreLoop:
             pass  # what the core or the check of its books asked to be woken for
         self._wake.clear()
 
-    def _turn(self) -> None:
+    def _step(self) -> bool:
+        """Step the core and hand its plans to the links; whether there were any."""
         events, self._events = self._events, []
         now = self._clock()
         arrived_at, self._arrived_at = self._arrived_at or now, None
@@ -215,6 +220,12 @@ class CoreLoop:
         self._note_submitted(events, arrived_at)
         for instruction in instructions:
             self._carry_out(instruction, now)
+        if events:
+            self._exporter.integrity.changed()
+        return any(isinstance(instruction, SendPlan) for instruction in instructions)
+
+    def _tell(self) -> None:
+        """Edges of their streams, and everybody who watches of the core."""
         gauges = self._state.gauges()
         self._exporter.export(gauges, self._state.counters)
         self._exporter.waiting.turned(self._state)
@@ -222,8 +233,6 @@ class CoreLoop:
             self._outbox.add_load(edge, load_view(gauges, self._links.values()))
         self._load_wanted.clear()
         self._edge_port.send(self._outbox.take())
-        if events:
-            self._exporter.integrity.changed()
         self._exporter.integrity.check_if_due(self._state, gauges)
 
     def _note_submitted(self, events: Sequence[Event], arrived_at: float) -> None:

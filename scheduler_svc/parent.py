@@ -9,16 +9,15 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
+from protos.service.private_folder import private_folder
 from protos.service.server import bound_socket, prove_port_free
 from protos.wire.errors import InvalidRequest
 from scheduler_svc.bridge.parent_watch import STOP_ORDER
@@ -214,19 +213,17 @@ def _socket_folder(config: ProcessConfig) -> Iterator[Path]:
     Raises:
         InvalidRequest: it cannot be made, or its path is too long for a socket.
     """
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="forwardplane-", dir=config.socket_dir))
-    except OSError as error:
-        message = f"the socket folder cannot be made: {error.strerror}"
-        raise InvalidRequest(message, field="socket_dir") from error
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(private_folder(config.socket_dir))
+        except OSError as error:
+            message = f"the socket folder cannot be made: {error.strerror}"
+            raise InvalidRequest(message, field="socket_dir") from error
         size = len(os.fsencode(folder / "core.sock"))
         if size > _MAX_SOCKET_PATH_BYTES:
             message = f"the socket's path has {size} bytes, the system's limit is {_MAX_SOCKET_PATH_BYTES}"
             raise InvalidRequest(message, field="socket_dir")
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from functools import partial
 
 from protos.service.config import prefer_environment
 from protos.service.lifecycle import ExitCode
+from protos.service.model_description import described_folder
 from protos.service.model_files import ModelFolder, read_model_folder
 from worker_svc.config import WorkerConfig
 from worker_svc.executor import Executor
@@ -25,12 +26,14 @@ async def run_worker(config: WorkerConfig) -> ExitCode:
     """Serve until told to stop, or until the device fails; the code to exit with.
 
     Raises:
-        EngineError: the model folder cannot be used.
+        EngineError: the model folder cannot be used, as far as its headers say.
     """
     folder = read_model_folder(config.model.folder)
+    described_folder(folder)  # refused here, no port has been opened
     _logger.info("model", extra={"model": folder.card.name, "architecture": folder.card.architecture})
     build = partial(build_executor, folder, config)
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
+    return await service.run()
 
 
 def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:

@@ -22,7 +22,8 @@ async def run_simulated_worker(config: WorkerConfig) -> ExitCode:
     folder = read_model_folder(config.model.folder)
     _logger.warning("the device is simulated: tokens have no meaning", extra={"model": folder.card.name})
     build = partial(build_executor, folder, config)
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
+    return await service.run()
 
 
 def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:

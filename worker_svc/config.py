@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.logs import LEVELS
+from protos.service.security_config import TlsConfig, is_loopback
 from protos.wire.bucket_lists import list_problem
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
@@ -274,12 +275,24 @@ class WorkerConfig(ConfigGroup):
     """Everything. Only composition roots hold it."""
 
     server: ServerConfig = ServerConfig()
+    tls: TlsConfig = TlsConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
     graphs: GraphConfig = GraphConfig()
     simulated: SimulatedConfig = SimulatedConfig()
     hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "WorkerConfig":
+        if not (is_loopback(self.server.host) or self.tls.tls_dir or self.tls.insecure):
+            message = (
+                f"host = {self.server.host} can be reached from other machines, and whoever reaches it owns this "
+                "worker: set tls_dir (a folder with tls.crt, tls.key and ca.crt), keep 127.0.0.1, or accept plain text "
+                "with insecure"
+            )
+            raise ValueError(message)
+        return self
 
     @model_validator(mode="after")
     def _check_buckets(self) -> "WorkerConfig":

@@ -92,7 +92,10 @@ class Captures(Protocol):
         ...
 
     def next_ms(self, *, is_idle: bool) -> float | None:
-        """About how long the next piece takes, inf if nobody knows; None when nothing is left to capture."""
+        """About how long the next piece takes, inf if nobody knows; None when nothing can be captured now.
+
+        Then `progress.is_done` says whether anything ever will: what is prepared elsewhere comes later.
+        """
         ...
 
     def capture_next(self, give_way: GiveWay, *, is_idle: bool) -> None:

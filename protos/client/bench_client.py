@@ -17,6 +17,7 @@ from protos.client.bench_records import ClientCounts, Outcome, RequestRecord
 from protos.client.bench_workload import AskedRequest, Workload, arrival_times
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
+from protos.client.server_access import CallerCredentials
 from protos.wire.errors import EngineError
 from protos.wire.simulated_tokens import SimulatedVocabulary, TokenDraw, expected_outputs
 
@@ -30,6 +31,7 @@ class ClientJob:
     """What one client process does."""
 
     target: str
+    credentials: CallerCredentials
     index: int
     plan: LoadPlan
     workload: Workload
@@ -58,7 +60,9 @@ class _BenchClient:
     async def run(self) -> list[RequestRecord]:
         await asyncio.sleep(self._job.start_at_s - time.monotonic())
         plan = self._job.plan
-        async with AsyncGenerationClient(self._job.target, timeout_s=plan.timeout_s) as client:
+        async with AsyncGenerationClient(
+            self._job.target, timeout_s=plan.timeout_s, credentials=self._job.credentials
+        ) as client:
             load = self._closed_loop(client) if plan.concurrency else self._open_loop(client)
             work = asyncio.create_task(load, name="load")
             watch = asyncio.create_task(self._watch(work), name="watch")
@@ -102,7 +106,7 @@ class _BenchClient:
             await self._ask(client, number, due_s=None)
 
     async def _open_loop(self, client: AsyncGenerationClient) -> None:
-        plan, seed = self._job.plan, self._job.workload.options.seed
+        plan, seed = self._job.plan, self._job.workload.source.options.seed
         async with asyncio.TaskGroup() as group:
             for number, due_s in enumerate(arrival_times(plan, seed)):
                 if number % plan.processes == self._job.index:
@@ -138,7 +142,7 @@ class _BenchClient:
         self._tokens[record.number] = tokens
 
     def _options(self, asked: AskedRequest) -> GenerateOptions:
-        options = self._job.workload.options
+        options = self._job.workload.source.options
         return GenerateOptions(
             max_tokens=asked.max_tokens,
             temperature=options.temperature,
@@ -164,7 +168,7 @@ class _BenchClient:
         vocabulary = self._job.vocabulary
         if vocabulary is None:
             return
-        temperature = self._job.workload.options.temperature
+        temperature = self._job.workload.source.options.temperature
         done = [record for record in self._records if record.outcome is Outcome.DONE]
         asked = [self._job.workload.request(record.number) for record in done]
         expected = expected_outputs(

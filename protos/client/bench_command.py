@@ -26,10 +26,11 @@ from protos.client.bench_report import (
     summary_table,
     write_file,
 )
-from protos.client.bench_workload import Workload, workload
+from protos.client.bench_workload import Workload, prompt_source, workload
 from protos.client.exit_codes import FAILURE, INTERRUPTED, OK, WrongUsage
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import ModelDescription
+from protos.client.server_access import ServerAccess
 from protos.wire.errors import FaultError
 from protos.wire.simulated_tokens import SimulatedVocabulary
 
@@ -62,16 +63,17 @@ def bench(options: BenchOptions, console: Console) -> int:
         WrongUsage: options contradict each other.
     """
     check_plot(options.result.plot)
-    plan = load_plan(options.load)
-    with GenerationClient(options.target) as client:
+    _check_verify(options)
+    plan, source = load_plan(options.load), prompt_source(options.prompt)
+    with GenerationClient(options.server.target, credentials=options.server.credentials()) as client:
         model, workers = client.model(), len(client.load().workers)
-    asked = workload(options.prompt, model)
+    asked = workload(source, model)
     vocabulary = _vocabulary(options, model)
     console.print(_described(plan, model), style="dim", highlight=False)
-    measured = _run(options.target, plan, asked, vocabulary=vocabulary, console=console)
+    measured = _run(options.server, plan, asked, vocabulary=vocabulary, console=console)
     figures = bench_figures(measured.records, warm_up=plan.warm_up)
     context = BenchContext(
-        target=options.target,
+        target=options.server.target,
         model=model.name,
         numerics=model.numerics,
         dtype=model.dtype,
@@ -110,18 +112,21 @@ def _described(plan: LoadPlan, model: ModelDescription) -> str:
     return f"{model.name} ({model.numerics}): {load}, {' or '.join(until)}, {plan.processes} client process(es)"
 
 
+def _check_verify(options: BenchOptions) -> None:
+    if options.result.verify and options.prompt.prompts is not None:
+        raise WrongUsage("--verify needs made-up prompts, not --prompts")
+
+
 def _vocabulary(options: BenchOptions, model: ModelDescription) -> SimulatedVocabulary | None:
     if not options.result.verify:
         return None
     if model.numerics != _SIMULATED:
         raise WrongUsage(f"--verify needs a simulated worker; the server's numerics are {model.numerics}")
-    if options.prompt.prompts is not None:
-        raise WrongUsage("--verify needs made-up prompts, not --prompts")
     return SimulatedVocabulary(model.logits_width, model.eos_token_ids)
 
 
 def _run(
-    target: str,
+    server: ServerAccess,
     plan: LoadPlan,
     asked: Workload,
     *,
@@ -130,7 +135,15 @@ def _run(
 ) -> _Measured:
     start_at_s = time.monotonic() + _START_S + _START_EACH_S * plan.processes
     jobs = [
-        ClientJob(target=target, index=index, plan=plan, workload=asked, start_at_s=start_at_s, vocabulary=vocabulary)
+        ClientJob(
+            target=server.target,
+            credentials=server.credentials(),
+            index=index,
+            plan=plan,
+            workload=asked,
+            start_at_s=start_at_s,
+            vocabulary=vocabulary,
+        )
         for index in range(plan.processes)
     ]
     with _clients(jobs) as clients, console.status("starting clients") as status:

@@ -9,11 +9,16 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from protos.client.exit_codes import WrongUsage
-from protos.client.generate_command import DEFAULT_TARGET
-from protos.wire.limits import MAX_DEADLINE_S
+from protos.client.flag_types import MAX_SEED, NewFile, check_temperature
+from protos.client.server_access import ServerAccess
+from protos.wire.limits import MAX_DEADLINE_S, MAX_PROMPT_TOKENS
 
-Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
-Count = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=10_000_000))]
+MAX_REQUESTS = 10_000_000
+MAX_RATE = 100_000.0
+MAX_CONCURRENCY = 100_000
+Rate = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MAX_RATE))]
+Count = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=MAX_REQUESTS))]
+AtOnce = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=MAX_CONCURRENCY))]
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_DURATION_S = 30.0
@@ -27,15 +32,15 @@ _WARM_UP_SHARE = 0.2
 class LoadOptions:
     """How much load, and for how long."""
 
-    rate: Positive | None = None
+    rate: Rate | None = None
     """Open loop: requests per second that arrive whatever the server does, at random (Poisson) times."""
-    concurrency: Count | None = None
+    concurrency: AtOnce | None = None
     """Closed loop: so many requests at once, each followed by the next. Default: 8, when --rate is not given."""
     requests: Count | None = None
     """Stop after so many requests."""
     duration_s: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=MAX_DEADLINE_S))] = None
     """Send no request after so many seconds. Default: 30, when --requests is not given."""
-    warm_up: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None
+    warm_up: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=MAX_REQUESTS))] = None
     """First requests that are sent and not measured. Default: one round, or one second of arrivals; at most a fifth."""
     processes: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=64))] = None
     """Client processes. Default: one for each 100 requests at once, at most one a core."""
@@ -52,14 +57,14 @@ class PromptOptions:
     """Length of made-up prompts: `256`, `64-1024` (even) or `lognormal:256:0.7` (median, sigma)."""
     output_tokens: str = "128"
     """Length of answers, in the same forms; answers go on past the end of the sequence."""
-    shared_prefix_tokens: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0
+    shared_prefix_tokens: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=MAX_PROMPT_TOKENS))] = 0
     """First tokens that all made-up prompts share, for the prefix cache."""
-    prompts: Path | None = None
+    prompts: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, dir_okay=False))] = None
     """JSONL file in place of made-up prompts, a line each: `{"text": …}`, `{"ids": […]}` or
     `{"messages": [{"role": …, "content": …}]}`, and `"max_tokens"` if wanted. Answers end where the model ends them."""
-    temperature: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 0.0
+    temperature: Annotated[float, Parameter(validator=check_temperature)] = 0.0
     """0: the likeliest token each time."""
-    seed: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0
+    seed: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=MAX_SEED))] = 0
     """Of prompts, lengths, arrivals and sampling: the same seed asks the same."""
 
 
@@ -68,9 +73,9 @@ class PromptOptions:
 class ResultOptions:
     """What becomes of the figures."""
 
-    json: Path | None = None
+    json: NewFile | None = None
     """Write the figures as JSON, too."""
-    plot: Path | None = None
+    plot: NewFile | None = None
     """Draw them into a PNG file; needs matplotlib (`pip install 'forwardplane[plot]'`)."""
     verify: Annotated[bool, Parameter(negative=())] = False
     """Check every token against the simulated model's (simulated workers that never end an answer)."""
@@ -81,8 +86,8 @@ class ResultOptions:
 class BenchOptions:
     """Where to measure, with what load, and what to do with the figures."""
 
-    target: str = DEFAULT_TARGET
-    """HOST:PORT of a scheduler."""
+    server: ServerAccess = field(default_factory=ServerAccess)
+    """Where to measure, and as whom."""
     load: LoadOptions = field(default_factory=LoadOptions)
     """How much load, and for how long."""
     prompt: PromptOptions = field(default_factory=PromptOptions)

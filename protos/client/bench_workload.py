@@ -17,6 +17,7 @@ from protos.client.bench_options import LoadPlan, PromptOptions
 from protos.client.exit_codes import WrongUsage
 from protos.client.messages import Chat, ModelDescription, Prompt, TokenIds
 from protos.wire.errors import InvalidRequest
+from protos.wire.limits import MAX_PROMPT_TOKENS
 
 _MAX_FILE_BYTES = 256 << 20
 _LEAST_PROMPT = 1
@@ -48,13 +49,14 @@ def parse_lengths(text: str, *, flag: str) -> Lengths:
     """
     if match := re.fullmatch(r"(\d+)(?:-(\d+))?", text):
         low, high = int(match[1]), int(match[2] or match[1])
-        if 1 <= low <= high:
+        if 1 <= low <= high <= MAX_PROMPT_TOKENS:
             return Lengths(low, high)
     if match := re.fullmatch(r"lognormal:(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", text):
         median, sigma = float(match[1]), float(match[2])
-        if median >= 1 and 0 < sigma <= 5:
+        if 1 <= median <= MAX_PROMPT_TOKENS and 0 < sigma <= 5:
             return Lengths(1, 1, median, sigma)
-    raise WrongUsage(f"{flag} takes 256, 64-1024 or lognormal:256:0.7, not {text[:40]}")
+    forms = "256, 64-1024 or lognormal:256:0.7 (sigma at most 5)"
+    raise WrongUsage(f"{flag} takes {forms}, of 1 to {MAX_PROMPT_TOKENS} tokens, not {text[:40]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,49 +69,60 @@ class AskedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """All requests of a run. Made by the command, sent to the client processes."""
+class PromptSource:
+    """What the options say of prompts and answers, read and checked; nothing of a model."""
 
     options: PromptOptions
     lengths: Lengths
     output_lengths: Lengths
-    context_tokens: int
-    num_ids: int
-    """Made-up prompts hold ids below this."""
     lines: tuple[AskedRequest, ...] = ()
     """Of a file; used in turn."""
 
-    def request(self, number: int) -> AskedRequest:
-        """The request of that number."""
-        random = np.random.default_rng((self.options.seed, 0, number))
-        seed = int(random.integers(1 << 63))
-        if self.lines:
-            line = self.lines[number % len(self.lines)]
-            return AskedRequest(line.prompt, line.max_tokens or self.output_lengths.draw(random), seed)
-        output = min(self.output_lengths.draw(random), self.context_tokens - _LEAST_PROMPT)
-        length = max(min(self.lengths.draw(random), self.context_tokens - output), _LEAST_PROMPT)
-        ids = random.integers(self.num_ids, size=length)
-        shared = min(self.options.shared_prefix_tokens, length)
-        if shared:
-            ids[:shared] = np.random.default_rng((self.options.seed, _PREFIX)).integers(self.num_ids, size=shared)
-        return AskedRequest(TokenIds(tuple(ids.tolist())), output, seed)
 
-
-def workload(options: PromptOptions, model: ModelDescription) -> Workload:
-    """The requests that the options mean for that model.
+def prompt_source(options: PromptOptions) -> PromptSource:
+    """What the options say.
 
     Raises:
         WrongUsage: a length cannot be read.
         InvalidRequest: the file of prompts cannot be used; names the line.
     """
-    return Workload(
+    return PromptSource(
         options=options,
         lengths=parse_lengths(options.prompt_tokens, flag="--prompt-tokens"),
         output_lengths=parse_lengths(options.output_tokens, flag="--output-tokens"),
-        context_tokens=model.context_tokens,
-        num_ids=model.vocab_size,
         lines=() if options.prompts is None else tuple(read_prompts(options.prompts)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All requests of a run. Made by the command, sent to the client processes."""
+
+    source: PromptSource
+    context_tokens: int
+    num_ids: int
+    """Made-up prompts hold ids below this."""
+
+    def request(self, number: int) -> AskedRequest:
+        """The request of that number."""
+        source, options = self.source, self.source.options
+        random = np.random.default_rng((options.seed, 0, number))
+        seed = int(random.integers(1 << 63))
+        if source.lines:
+            line = source.lines[number % len(source.lines)]
+            return AskedRequest(line.prompt, line.max_tokens or source.output_lengths.draw(random), seed)
+        output = min(source.output_lengths.draw(random), self.context_tokens - _LEAST_PROMPT)
+        length = max(min(source.lengths.draw(random), self.context_tokens - output), _LEAST_PROMPT)
+        ids = random.integers(self.num_ids, size=length)
+        shared = min(options.shared_prefix_tokens, length)
+        if shared:
+            ids[:shared] = np.random.default_rng((options.seed, _PREFIX)).integers(self.num_ids, size=shared)
+        return AskedRequest(TokenIds(tuple(ids.tolist())), output, seed)
+
+
+def workload(source: PromptSource, model: ModelDescription) -> Workload:
+    """The requests that the options mean for that model."""
+    return Workload(source, context_tokens=model.context_tokens, num_ids=model.vocab_size)
 
 
 def arrival_times(plan: LoadPlan, seed: int) -> Iterator[float]:

@@ -11,19 +11,20 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from protos.client import exit_codes
 from protos.client.bench_command import bench
 from protos.client.bench_options import BenchOptions
+from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
-from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
-from protos.client.generation_client import GenerationClient
-from protos.client.messages import Load
+from protos.client.generate_command import GenerateArguments, generate
 from protos.client.replay_command import ReplayOptions, replay
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
+from protos.client.server_access import ServerAccess
+from protos.client.status_command import status
+from protos.service.config import EX_CONFIG, ConfigError
 from protos.wire.errors import EngineError
 
 PIPED_WIDTH = 200
@@ -32,13 +33,17 @@ DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
 DEFAULT_BENCH = BenchOptions()
 DEFAULT_REPLAY = ReplayOptions()
+DEFAULT_ADVICE = AdviceOptions()
+DEFAULT_SERVER = ServerAccess()
 
 app = App(
     name="forwardplane",
     version=lambda: version("forwardplane"),
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
-    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused.",
+    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused, 78 settings that cannot be used.",
 )
+buckets_app = App(name="buckets", help="Sizes of captured graphs.")
+app.command(buckets_app)
 
 
 @app.command(name="serve")
@@ -92,8 +97,7 @@ def bench_command(*, options: BenchOptions = DEFAULT_BENCH) -> int:
     Args:
         options: where to measure, with what load, and what to do with the figures.
     """
-    console = Console()
-    return bench(options, console if console.is_terminal else Console(width=PIPED_WIDTH))
+    return bench(options, _wide_console())
 
 
 @app.command(name="replay")
@@ -110,53 +114,41 @@ def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> in
 
 
 @app.command(name="embed")
-def embed_command(*texts: str, target: str = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+def embed_command(*texts: str, server: ServerAccess = DEFAULT_SERVER, pooling: Pooling = "last") -> int:
     """Turn texts into vectors of length 1, printed as one JSON line each.
 
     Args:
         texts: taken as they are, without the model's chat template.
-        target: HOST:PORT of a scheduler.
+        server: where to ask, and as whom.
         pooling: `last`: the state of the last token; `mean`: of all.
     """
-    return embed(texts, Console(soft_wrap=True), target=target, pooling=pooling)
+    return embed(texts, Console(soft_wrap=True), server=server, pooling=pooling)
 
 
 @app.command(name="status")
-def status_command(*, target: str = DEFAULT_TARGET) -> int:
-    """Show a server's load and a table of its workers.
+def status_command(*, server: ServerAccess = DEFAULT_SERVER) -> int:
+    """Show a server's load, a table of its workers, and what their captured graphs were used for.
 
     Args:
-        target: HOST:PORT of a scheduler.
+        server: where to ask, and as whom.
     """
-    with GenerationClient(target) as client:
-        model, load = client.model(), client.load()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
-    console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
-    console.print(worker_table(load))
-    return exit_codes.OK
+    return status(server, _wide_console())
 
 
-def worker_table(load: Load) -> Table:
-    """One line a worker."""
-    table = Table(
-        "worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans", "replays", "misses"
-    )
-    for worker in load.workers:
-        table.add_row(
-            worker.name,
-            worker.state.name if worker.state else "not attached",
-            f"{worker.device} {worker.dtype}",
-            worker.numerics,
-            worker.kernels,
-            str(worker.requests_running),
-            f"{worker.pages_used} / {worker.pages}",
-            str(worker.plans),
-            str(worker.graph_replays),
-            str(worker.graph_misses),
-        )
-    return table
+@buckets_app.command(name="advise")
+def buckets_advise_command(*, options: AdviceOptions = DEFAULT_ADVICE) -> int:
+    """Propose the bucket sizes of captured graphs that pad least for the forwards that were seen, and what that saves.
+
+    Decode buckets count rows, prefill buckets tokens. The result is exact: no other list of so many graphs pads less. A
+    forward that finds only a bucket above twice its tokens runs eagerly; it is counted as if it were padded.
+
+    For example: `forwardplane buckets advise --from-metrics http://127.0.0.1:9465/metrics --max-graphs 16`, then
+    `forwardplane serve` with the two lists that it prints.
+
+    Args:
+        options: what was seen, and what may be captured.
+    """
+    return buckets_advise(options, _wide_console())
 
 
 @app.command(name="fetch-model")
@@ -176,6 +168,12 @@ def fetch_model_command(
     return exit_codes.OK
 
 
+def _wide_console() -> Console:
+    """For tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPED_WIDTH)
+
+
 def run(call: Callable[[], object], console: Console) -> int:
     """What `call` returns as an exit code; an error becomes one line on `console`."""
     try:
@@ -185,6 +183,9 @@ def run(call: Callable[[], object], console: Console) -> int:
     except exit_codes.WrongUsage as error:
         console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
         return exit_codes.USAGE
+    except ConfigError as error:
+        console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
+        return EX_CONFIG
     except EngineError as error:
         console.print(f"forwardplane: {error.message}", style="red", highlight=False, markup=False)
         return exit_codes.exit_code(error)

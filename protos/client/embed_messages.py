@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos.client.messages import GenerateOptions, Prompt, Usage, generate_request, usage_from
+from protos.client.messages import Prompt, Usage, usage_from
+from protos.client.request_messages import prompt_input
+from protos.client.wire_fields import filled
 from protos.forwardplane.v1 import generate_pb2
 
 
@@ -32,14 +34,13 @@ def embed_request(prompts: Sequence[Prompt], options: EmbedOptions) -> generate_
     """The wire form.
 
     Raises:
-        InvalidRequest: a text that the wire cannot carry.
+        InvalidRequest: a value that the wire cannot carry.
+        MessageTooLarge: no server takes a message of that size.
     """
-    common = GenerateOptions(model=options.model, client_tag=options.client_tag, cache_salt=options.cache_salt)
-    requests = [generate_request(prompt, common) for prompt in prompts]
-    for request in requests:
-        request.ClearField("sampling")
-        request.ClearField("stop")
-    return generate_pb2.EmbedRequest(requests=requests, pooling=options.pooling, normalize=options.normalize)
+    names = {"model": options.model, "client_tag": options.client_tag, "cache_salt": options.cache_salt or None}
+    requests = [{**prompt_input(prompt), **names} for prompt in prompts]
+    message = generate_pb2.EmbedRequest()
+    return filled(message, {"requests": requests, "pooling": options.pooling, "normalize": options.normalize})
 
 
 def embeddings_from(reply: generate_pb2.EmbedReply) -> list[Embedding]:

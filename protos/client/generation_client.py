@@ -14,22 +14,27 @@ import grpc
 import grpc.aio
 
 from protos.client.embed_messages import Embedding, EmbedOptions, embed_request, embeddings_from
+from protos.client.load_messages import Load, load_from
 from protos.client.messages import (
     Chat,
     Chunk,
     GenerateOptions,
     Generation,
-    Load,
     ModelDescription,
     Prompt,
-    chat_prompt,
     chunk_from,
-    generate_request,
     generation_from,
-    load_from,
     model_from,
 )
+from protos.client.request_messages import (
+    abort_request,
+    detokenize_request,
+    generate_once_request,
+    generate_request,
+    tokenize_request,
+)
 from protos.client.resuming import DEFAULT_RESUME_S, Patience, ResumableStream
+from protos.client.server_access import CallerCredentials
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.status import from_rpc_error
@@ -37,25 +42,35 @@ from protos.wire.errors import RequestAborted
 
 DEFAULT_OPTIONS = GenerateOptions()
 DEFAULT_EMBEDDING = EmbedOptions()
+NOBODY = CallerCredentials()
 UNARY_TIMEOUT_S = 30.0
 
 
 class GenerationClient:
     """Blocking client of one scheduler. Safe to share between threads; close it, or use it as a context manager."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None, resume_s: float = DEFAULT_RESUME_S) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float = DEFAULT_RESUME_S,
+        credentials: CallerCredentials = NOBODY,
+    ) -> None:
         """Open a lazy channel; nothing is sent yet.
 
         Args:
             target: `HOST:PORT` of a scheduler edge, or any gRPC target.
             timeout_s: deadline of each generation in seconds; None leaves it to the server (600 s).
             resume_s: how long a generation that lost its scheduler looks for one that goes on with it; 0: not at all.
+            credentials: as whom to call; absent: in plain text, as nobody.
         """
         self._target = target
         self._timeout_s = timeout_s
         self._resume_s = resume_s
         self._is_closed = False
-        self._channel = sync_caller_channel(target)
+        self._who = credentials.metadata()
+        self._channel = sync_caller_channel(target, credentials.security())
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -83,7 +98,7 @@ class GenerationClient:
         stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
         while (rest := stream.rest()) is not None:
             check_open(is_closed=self._is_closed)
-            call = self._stub.Generate(rest, timeout=stream.timeout_s())
+            call = self._stub.Generate(rest, timeout=stream.timeout_s(), metadata=self._who)
             try:
                 for message in call:
                     stream.take(message)
@@ -103,12 +118,12 @@ class GenerationClient:
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.
         """
-        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        request = generate_once_request(prompts, options)
         patience = Patience(self._resume_s)
         while True:
             check_open(is_closed=self._is_closed)
             try:
-                reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
+                reply = self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
                 break
             except grpc.RpcError as error:
                 time.sleep(pause_s(patience, error, target=self._target))
@@ -122,7 +137,7 @@ class GenerationClient:
         """
         request = embed_request(prompts, options)
         try:
-            return embeddings_from(self._stub.Embed(request, timeout=self._timeout_s))
+            return embeddings_from(self._stub.Embed(request, timeout=self._timeout_s, metadata=self._who))
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
@@ -133,22 +148,23 @@ class GenerationClient:
             UnknownRequest: nothing with that id runs.
         """
         try:
-            self._stub.Abort(generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+            self._stub.Abort(abort_request(request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
         """Ids of a text, or of a chat through the model's template."""
         try:
-            reply = self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return list(reply.token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
+        request = detokenize_request(token_ids)
         try:
-            reply = self._stub.Detokenize(generate_pb2.DetokenizeRequest(token_ids=token_ids), timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.text
@@ -156,21 +172,25 @@ class GenerationClient:
     def model(self) -> ModelDescription:
         """What the server serves."""
         try:
-            return model_from(self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S))
+            return model_from(
+                self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     def load(self) -> Load:
         """How busy the server and its workers are."""
         try:
-            return load_from(self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
+            return load_from(
+                self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     def flush_cache(self) -> int:
         """Empty the server's prefix caches; the number of pages that are free at once by that."""
         try:
-            reply = self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
@@ -179,13 +199,21 @@ class GenerationClient:
 class AsyncGenerationClient:
     """Asyncio client of one scheduler, for one event loop. Close it, or use it with `async with`."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None, resume_s: float = DEFAULT_RESUME_S) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float = DEFAULT_RESUME_S,
+        credentials: CallerCredentials = NOBODY,
+    ) -> None:
         """Open a lazy channel; arguments as for `GenerationClient`."""
         self._target = target
         self._timeout_s = timeout_s
         self._resume_s = resume_s
         self._is_closed = False
-        self._channel = caller_channel(target)
+        self._who = credentials.metadata()
+        self._channel = caller_channel(target, credentials.security())
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -207,7 +235,7 @@ class AsyncGenerationClient:
         stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
         while (rest := stream.rest()) is not None:
             check_open(is_closed=self._is_closed)
-            call = self._stub.Generate(rest, timeout=stream.timeout_s())
+            call = self._stub.Generate(rest, timeout=stream.timeout_s(), metadata=self._who)
             try:
                 async for message in call:
                     stream.take(message)
@@ -221,12 +249,12 @@ class AsyncGenerationClient:
 
     async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """As `GenerationClient.generate`."""
-        request = generate_pb2.GenerateOnceRequest(requests=[generate_request(prompt, options) for prompt in prompts])
+        request = generate_once_request(prompts, options)
         patience = Patience(self._resume_s)
         while True:
             check_open(is_closed=self._is_closed)
             try:
-                reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
+                reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
                 break
             except grpc.RpcError as error:
                 await asyncio.sleep(pause_s(patience, error, target=self._target))
@@ -236,30 +264,32 @@ class AsyncGenerationClient:
         """As `GenerationClient.embed`."""
         request = embed_request(prompts, options)
         try:
-            return embeddings_from(await self._stub.Embed(request, timeout=self._timeout_s))
+            return embeddings_from(await self._stub.Embed(request, timeout=self._timeout_s, metadata=self._who))
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def abort(self, request_id: str) -> None:
         """As `GenerationClient.abort`."""
         try:
-            await self._stub.Abort(generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+            await self._stub.Abort(
+                generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """As `GenerationClient.tokenize`."""
         try:
-            reply = await self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S)
+            reply = await self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return list(reply.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """As `GenerationClient.detokenize`."""
-        request = generate_pb2.DetokenizeRequest(token_ids=token_ids)
+        request = detokenize_request(token_ids)
         try:
-            reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S)
+            reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.text
@@ -267,21 +297,27 @@ class AsyncGenerationClient:
     async def model(self) -> ModelDescription:
         """As `GenerationClient.model`."""
         try:
-            return model_from(await self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S))
+            return model_from(
+                await self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def load(self) -> Load:
         """As `GenerationClient.load`."""
         try:
-            return load_from(await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
+            return load_from(
+                await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def flush_cache(self) -> int:
         """As `GenerationClient.flush_cache`."""
         try:
-            reply = await self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S)
+            reply = await self._stub.FlushCache(
+                generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
@@ -308,10 +344,3 @@ def check_open(*, is_closed: bool) -> None:
     """
     if is_closed:
         raise RequestAborted("the client is closed")
-
-
-def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:
-    """The wire form of a text or chat to be tokenised."""
-    if isinstance(prompt, str):
-        return generate_pb2.TokenizeRequest(text=prompt)
-    return generate_pb2.TokenizeRequest(chat=chat_prompt(prompt))

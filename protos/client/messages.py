@@ -1,11 +1,10 @@
-"""What callers hold: prompts, options, chunks and generations as frozen types, and their wire form.
+"""What callers hold: prompts, options, chunks and generations as frozen types. What they send is in `request_messages`.
 
 Shared by the sync and the asyncio client, so that both say the same thing. Knows no channel.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from protos.client.prompt_messages import (
     NO_PROMPT_ANSWER,
@@ -13,12 +12,10 @@ from protos.client.prompt_messages import (
     PromptOptions,
     TokenLogprob,
     prompt_answer,
-    prompt_fields,
     token_logprobs,
 )
 from protos.forwardplane.v1 import generate_pb2, sampling_pb2
-from protos.wire.enums import FinishReason, WorkerState
-from protos.wire.errors import InvalidRequest
+from protos.wire.enums import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,125 +180,6 @@ class ModelDescription:
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLoad:
-    """One worker as the scheduler sees it. `plans` and what follows are totals since it was attached."""
-
-    name: str
-    state: WorkerState | None
-    device: str
-    dtype: str
-    numerics: str
-    kernels: str
-    requests_running: int
-    pages: int
-    pages_used: int
-    plans_in_flight: int
-    plans: int
-    plan_rows: int
-    plan_bytes: int
-    graph_replays: int
-    graph_misses: int
-    padded_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How busy a server is."""
-
-    requests_running: int
-    requests_waiting: int
-    kv_usage: float
-    workers: tuple[WorkerLoad, ...] = field(default=())
-
-
-def generate_request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateRequest:
-    """The wire form of one request; unset options stay absent.
-
-    Raises:
-        InvalidRequest: two grammars, of which the wire would keep one; a number or text that the wire cannot carry.
-    """
-    try:
-        return _request(prompt, options)
-    except ValueError as error:  # protobuf's, which names no field
-        raise InvalidRequest(f"a value cannot be sent: {_unsendable(options, error)}") from error
-
-
-def _unsendable(options: GenerateOptions, error: ValueError) -> str:
-    if isinstance(error, UnicodeError):
-        return "a text is not valid Unicode"
-    if options.seed is not None and not 0 <= options.seed < 1 << 64:
-        return f"seed is {options.seed}; allowed: [0, {(1 << 64) - 1}]"
-    return str(error).partition("\n")[0]
-
-
-def _request(prompt: Prompt, options: GenerateOptions) -> generate_pb2.GenerateRequest:
-    message = generate_pb2.GenerateRequest(
-        sampling=_sampling(options),
-        stop=_stop(options),
-        model=options.model,
-        client_tag=options.client_tag,
-        logprobs=options.logprobs,
-        keep_special_tokens=True if options.keep_special_tokens else None,
-        cache_salt=options.cache_salt or None,
-        priority=options.priority or None,
-        echo=True if options.echo else None,
-        **prompt_fields(options),
-        **_grammar(options),
-    )
-    if isinstance(prompt, str):
-        message.text = prompt
-    elif isinstance(prompt, Chat):
-        message.chat.CopyFrom(chat_prompt(prompt))
-    else:
-        message.tokens.ids.extend(prompt.ids)
-        message.tokens.SetInParent()
-    return message
-
-
-def chat_prompt(chat: Chat) -> generate_pb2.ChatPrompt:
-    """The wire form of a chat prompt."""
-    return generate_pb2.ChatPrompt(
-        messages=[generate_pb2.ChatMessage(role=role, content=content) for role, content in chat.messages]
-    )
-
-
-def _grammar(options: GrammarOptions) -> dict[str, Any]:
-    choice = generate_pb2.ChoiceList(texts=options.choice) if options.choice else None
-    kinds = {"json_schema": options.json_schema, "regex": options.regex, "ebnf": options.ebnf, "choice": choice}
-    given = {name: value for name, value in kinds.items() if value is not None}
-    if len(given) > 1:
-        raise InvalidRequest(f"{' and '.join(given)} cannot be combined", field=min(given))
-    return given
-
-
-def _sampling(options: SamplingOptions) -> sampling_pb2.SamplingParameters:
-    return sampling_pb2.SamplingParameters(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        frequency_penalty=options.frequency_penalty,
-        presence_penalty=options.presence_penalty,
-        seed=options.seed,
-        n=options.n,
-        logit_bias=options.logit_bias,
-        allowed_token_ids=options.allowed_token_ids,
-        banned_token_ids=options.banned_token_ids,
-    )
-
-
-def _stop(options: StopOptions) -> sampling_pb2.StopParameters:
-    return sampling_pb2.StopParameters(
-        max_tokens=options.max_tokens,
-        min_tokens=options.min_tokens,
-        stop_strings=options.stop_strings,
-        stop_token_ids=options.stop_token_ids,
-        ignore_eos=True if options.ignore_eos else None,
-    )
-
-
 def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
     """One message of a stream."""
     return Chunk(
@@ -348,37 +226,6 @@ def model_from(message: generate_pb2.GetModelReply) -> ModelDescription:
         dtype=message.dtype,
         numerics=message.numerics,
         version=message.version,
-    )
-
-
-def load_from(message: generate_pb2.GetLoadReply) -> Load:
-    """How busy a server is."""
-    return Load(
-        requests_running=message.requests_running,
-        requests_waiting=message.requests_waiting,
-        kv_usage=message.kv_usage,
-        workers=tuple(_worker_load(worker) for worker in message.workers),
-    )
-
-
-def _worker_load(message: generate_pb2.WorkerLoad) -> WorkerLoad:
-    return WorkerLoad(
-        name=message.name,
-        state=WorkerState(message.state) if message.state else None,
-        device=message.device,
-        dtype=message.dtype,
-        numerics=message.numerics,
-        kernels=message.kernels,
-        requests_running=message.requests_running,
-        pages=message.pages,
-        pages_used=message.pages_used,
-        plans_in_flight=message.plans_in_flight,
-        plans=message.plans,
-        plan_rows=message.plan_rows,
-        plan_bytes=message.plan_bytes,
-        graph_replays=message.graph_replays,
-        graph_misses=message.graph_misses,
-        padded_tokens=message.padded_tokens,
     )
 
 

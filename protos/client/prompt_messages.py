@@ -84,9 +84,7 @@ def prompt_fields(options: PromptOptions) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     if options.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = generate_pb2.PromptLogprobOptions(
-            top=options.prompt_logprobs, start=options.prompt_logprobs_start
-        )
+        fields["prompt_logprobs"] = {"top": options.prompt_logprobs, "start": options.prompt_logprobs_start}
     if options.hidden_states is not None:
         if options.hidden_states not in _SELECTIONS:
             message = f"hidden_states is {options.hidden_states!r}; known: {', '.join(_SELECTIONS)}"

@@ -167,7 +167,9 @@ def _parse(schema: type[BaseModel], merge: _Merge, arguments: Sequence[str]) -> 
     merge.problems.extend(_unknown(unknown, ["--config", *(entry.flag for entry in merge.fields.values())]))
     flags: dict[str, str] = {}
     for name, value in vars(found).items():
-        if value == NO_VALUE:
+        if value == NO_VALUE and merge.fields[name].info.annotation is bool:
+            flags[name] = "true"
+        elif value == NO_VALUE:
             merge.problems.append(f"flag --{name.replace('_', '-')} needs a value")
         elif name != "help":
             flags[name] = value

@@ -1,16 +1,17 @@
-"""Request bytes that are no message: a status of ours in place of gRPC's own and a stack in the log for each call.
+"""Request bytes that are no message, or too many: a status of ours in place of gRPC's and a stack in the log.
 
 gRPC deserialises before a handler runs and has no place to say what then. So reading never fails here: it gives a
 marker, and whoever takes the request raises.
 """
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from protos.wire.errors import DataFault, InvalidRequest
+from protos.wire.errors import DataFault, InvalidRequest, MessageTooLarge
 
 
 class Unreadable(Enum):
@@ -19,12 +20,24 @@ class Unreadable(Enum):
     BYTES = auto()
 
 
-def tolerant(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """The same deserialiser, with the marker for bytes it cannot read."""
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """In place of a message over the cap."""
+
+    size: int
+    limit: int
+
+
+def tolerant(
+    deserialise: Callable[[bytes], Any] | None, *, max_bytes: int | None = None
+) -> Callable[[bytes], Any] | None:
+    """The same deserialiser, with a marker for bytes it cannot read, or may not since they are too many."""
     if deserialise is None:
         return None
 
     def read(data: bytes) -> Any:
+        if max_bytes is not None and len(data) > max_bytes:
+            return TooLarge(len(data), max_bytes)
         try:
             return deserialise(data)
         except DecodeError:
@@ -38,7 +51,9 @@ def checked(request: Any) -> Any:
 
     Raises:
         InvalidRequest: its bytes are no message.
+        MessageTooLarge: they are too many.
     """
+    _check_size(request)
     if request is Unreadable.BYTES:
         raise InvalidRequest("the request's bytes are not a message of this call")
     return request
@@ -49,8 +64,15 @@ async def checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
     Raises:
         DataFault: the bytes of one are no message.
+        MessageTooLarge: they are too many.
     """
     async for request in requests:
+        _check_size(request)
         if request is Unreadable.BYTES:
             raise DataFault("the bytes of a message of the stream cannot be read")
         yield request
+
+
+def _check_size(request: Any) -> None:
+    if isinstance(request, TooLarge):
+        raise MessageTooLarge(f"the request has {request.size} bytes; the limit is {request.limit}")

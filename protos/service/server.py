@@ -58,7 +58,10 @@ class ServerOptions:
     max_message_bytes: int | None = None
     """Both directions; absent: the profile's (4 MiB, plans 8 MiB)."""
     max_concurrent_streams: int = 1024
-    """Per connection."""
+    """Per connection; a caller's further calls wait in its own channel."""
+    max_pending_calls: int | None = None
+    """Most calls of all connections that no handler has taken yet; gRPC cancels more, without a reason. Absent: gRPC's
+    own choice, from 1,000 on by chance and from 3,000 on all."""
     shares_port: bool = False
     """Several processes may listen on the port; the parent has proved it free (`prove_port_free`)."""
 
@@ -72,13 +75,28 @@ def build_server(*, options: ServerOptions, interceptors: Sequence[grpc.aio.Serv
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
         ("grpc.so_reuseport", int(options.shares_port)),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        *_pending(options.max_pending_calls),
         *_KEEPALIVE[options.profile],
     )
     return grpc.aio.server(interceptors=list(interceptors), options=settings)
 
 
-def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: bool = False) -> int:
-    """Let `server` listen in plain text; the port it got (0 asks for any free one).
+def _pending(max_calls: int | None) -> Options:
+    """With the hard limit at the other one, gRPC leaves nothing to chance."""
+    if max_calls is None:
+        return ()
+    return (("grpc.server.max_pending_requests", max_calls), ("grpc.server.max_pending_requests_hard_limit", max_calls))
+
+
+def bind_port(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    *,
+    shares_port: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
+    """Let `server` listen, in plain text without `credentials`; the port it got (0 asks for any free one).
 
     Raises:
         PortInUse: another process listens there.
@@ -87,6 +105,8 @@ def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: boo
     if not shares_port:
         prove_port_free(host, port)
     try:
+        if credentials is not None:
+            return server.add_secure_port(address(host, port), credentials)
         return server.add_insecure_port(address(host, port))
     except RuntimeError:
         prove_port_free(host, port)

@@ -7,11 +7,12 @@ that gRPC itself makes (nothing listens, transport cap, deadline) become sensibl
 import asyncio
 import inspect
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from typing import Any, Never, Protocol, TypeAlias, cast
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Never, Protocol, cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -21,12 +22,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from protos.forwardplane.v1.error_pb2 import Blast, ErrorDetail, Retry
+from protos.service.handlers import Context, Handler, async_behaviour, handler_like, write_all
 from protos.service.readable import checked, checked_stream, tolerant
 from protos.wire import errors
 from protos.wire.errors import EngineError, InternalFault, StaleEpoch
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 DOMAIN = "forwardplane"
 MAX_MESSAGE_BYTES = 512
@@ -42,8 +41,8 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.NOT_FOUND: errors.CallerError,
     grpc.StatusCode.ALREADY_EXISTS: errors.CallerError,
     grpc.StatusCode.FAILED_PRECONDITION: errors.CallerError,
-    grpc.StatusCode.PERMISSION_DENIED: errors.CallerError,
-    grpc.StatusCode.UNAUTHENTICATED: errors.CallerError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.UNIMPLEMENTED: errors.NotOffered,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
@@ -53,6 +52,7 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.UNKNOWN: errors.InternalFault,
     grpc.StatusCode.INTERNAL: errors.InternalFault,
 }
+_SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _NOBODY_LISTENS = ("Connection refused", "DNS resolution failed", "Name or service not known", "No such file")
 
 
@@ -125,8 +125,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     Wraps a handler once per call; a stream's messages do not pass through it a second time.
     """
 
-    def __init__(self, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, observers: Sequence[CallObserver] = (), *, max_request_bytes: int | None = None) -> None:
+        """Tell `observers`; requests of more bytes are refused, which the transport's own cap does without a reason."""
         self._observers = tuple(observers)
+        self._max_request_bytes = max_request_bytes
 
     async def intercept_service(
         self,
@@ -135,12 +137,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler:
         """The handler of this call inside a border; handlers that are not asynchronous stay as they are."""
         handler = cast(Any, await continuation(handler_call_details))
-        behaviour = _behaviour(handler)
+        behaviour = async_behaviour(handler)
         if behaviour is None:
             return cast(Handler, handler)
         wrap = self._stream if handler.response_streaming else self._unary
         check = checked_stream if handler.request_streaming else checked
-        return _handler_like(handler, wrap(behaviour, handler_call_details.method, check=check))
+        read = tolerant(handler.request_deserializer, max_bytes=self._max_request_bytes)
+        wrapped = wrap(behaviour, handler_call_details.method, check=check)
+        return handler_like(handler, wrapped, deserializer=read)
 
     def _unary(
         self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
@@ -157,7 +161,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> None:
             async with self._border(method, context):
                 if inspect.isasyncgenfunction(behaviour):
-                    await _write_all(behaviour(check(request), context), context)
+                    await write_all(behaviour(check(request), context), context)
                 else:
                     await behaviour(check(request), context)
 
@@ -185,32 +189,6 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         finally:
             for observer in self._observers:
                 observer.call_finished(method, code, seconds=time.monotonic() - began)
-
-
-async def _write_all(messages: Any, context: Context) -> None:
-    async with aclosing(messages):
-        async for message in messages:
-            await context.write(message)
-
-
-def _behaviour(handler: Any) -> Callable[..., Any] | None:
-    """The handler's function if it is asynchronous."""
-    if handler is None:
-        return None
-    found = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
-    return cast(Callable[..., Any], found) if is_async else None
-
-
-def _handler_like(handler: Any, behaviour: Callable[..., Any]) -> Handler:
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    made = cast(Any, make)(behaviour, tolerant(handler.request_deserializer), handler.response_serializer)
-    return cast(Handler, made)
 
 
 def _code_name(context: Context) -> str:
@@ -295,10 +273,18 @@ def _from_code(code: grpc.StatusCode, details: str, target: str) -> EngineError:
     message = {
         grpc.StatusCode.DEADLINE_EXCEEDED: f"{peer} did not answer within the call's deadline",
         grpc.StatusCode.CANCELLED: "the call was cancelled",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is over the byte cap of the transport",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: _over_cap(details),
         grpc.StatusCode.UNIMPLEMENTED: f"{peer} does not offer this call",
     }.get(code)
     return _CLASS_OF_CODE.get(code, InternalFault)(message or _cut(details) or f"{peer} answered {code.name}")
+
+
+def _over_cap(details: str) -> str:
+    """What gRPC says of a message over the transport's cap, with the two numbers if it gave them."""
+    found = _SIZES.search(details)
+    if found is None:
+        return "a message is over the byte cap of the transport"
+    return f"a message has {found[1]} bytes; the limit of the transport is {found[2]}"
 
 
 def _cut(message: str) -> str:

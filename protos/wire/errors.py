@@ -87,6 +87,28 @@ class InvalidModelFile(CallerError):
     blast = "worker"
 
 
+class InvalidCertificate(CallerError):
+    """A certificate, key or authority of this process that cannot be used."""
+
+    reason = "INVALID_CERTIFICATE"
+    status = "FAILED_PRECONDITION"
+    blast = "worker"
+
+
+class Unauthenticated(CallerError):
+    """Nobody knows who calls: no token or certificate, or one that is not known."""
+
+    reason = "UNAUTHENTICATED"
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(CallerError):
+    """Whoever calls is known and may not do this."""
+
+    reason = "PERMISSION_DENIED"
+    status = "PERMISSION_DENIED"
+
+
 class CannotListen(CallerError):
     """An address this process may not or cannot listen on."""
 
@@ -183,6 +205,12 @@ class QueueFull(CapacityError):
     """The waiting queue is at its limit."""
 
     reason = "QUEUE_FULL"
+
+
+class QuotaExceeded(CapacityError):
+    """This caller has had what it may have for now; others have not."""
+
+    reason = "QUOTA_EXCEEDED"
 
 
 class WindowFull(CapacityError):

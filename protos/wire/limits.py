@@ -7,6 +7,8 @@ PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
 MAX_CALLER_MESSAGE_BYTES = 4 << 20
+MAX_REFUSABLE_MESSAGE_BYTES = 8 << 20
+"""Of a caller: over the limit, and still read to be refused by name. The transport refuses more, without a reason."""
 MAX_PLAN_BYTES = 8 << 20
 MAX_RESULT_BYTES = 8 << 20
 MAX_BRIDGE_MESSAGE_BYTES = 64 << 20

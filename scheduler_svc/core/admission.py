@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from protos.wire.enums import Feature
+from protos.wire.enums import Feature, FinishReason
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, UnsupportedFeature
 from scheduler_svc.core.events import RequestSpec, RequestSubmitted
 from scheduler_svc.core.plan_size import plan_size
@@ -10,6 +10,7 @@ from scheduler_svc.core.prompt_admission import prompt_refusal
 from scheduler_svc.core.queue_hint import forecast, queue_full
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.stopping import finish_reason
 
 _WAIT_SHARE = 0.25
 """Of the time it has left, what a request may be expected to wait: long queues help nobody, and favour short ones."""
@@ -34,6 +35,12 @@ def output_refusal(state: SchedulerState, event: RequestSubmitted) -> EngineErro
     if bad is not None:
         return InvalidRequest(f"token id {bad} is not in [0, {width})", field="output_ids")
     return None
+
+
+def known_end(event: RequestSubmitted) -> FinishReason | None:
+    """Why the output that its caller has is whole; None if it goes on."""
+    known = event.output_ids
+    return finish_reason(event.spec, known[-1], output_len=len(known)) if known else None
 
 
 def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:

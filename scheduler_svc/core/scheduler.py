@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
-from scheduler_svc.core.admission import output_refusal, refusal
+from scheduler_svc.core.admission import known_end, output_refusal, refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     BucketsChanged,
@@ -29,7 +29,6 @@ from scheduler_svc.core.placement import admit_waiting
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.results import consume
 from scheduler_svc.core.state import SchedulerState, next_deadline
-from scheduler_svc.core.stopping import finish_reason
 from scheduler_svc.core.transitions import accept, fail, finish, pause, refuse, resume
 from scheduler_svc.core.worker_events import apply_to_worker
 
@@ -99,7 +98,7 @@ def _submit(state: SchedulerState, event: RequestSubmitted, out: list[Instructio
         refuse(state, spec, error=error, out=out)
         return
     request = accept(state, spec, output_ids=known)
-    ended = finish_reason(spec, known[-1], output_len=len(known)) if known else None
+    ended = known_end(event)
     if ended is not None:  # only its end was not heard
         finish(state, request, reason=ended, out=out, stop_token_id=known[-1] if ended is FinishReason.STOP else None)
         return

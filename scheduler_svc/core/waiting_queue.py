@@ -75,7 +75,7 @@ class WaitingQueue:
             self._paused_tokens -= request.sampled_len
             return
         self.asking_outputs = self.asking_outputs - request.standing.expected_output if self.is_asking else 0.0
-        domain = request.spec.isolation_domain
+        domain = request.spec.fair_domain
         queue = self._queues[domain]
         del queue[bisect_left(queue, _rank(request), key=_rank)]
         if not queue:
@@ -84,7 +84,7 @@ class WaitingQueue:
 
     def remove_placed(self, request: Request, *, tokens: float) -> None:
         """Take a request out that was placed, and count what it was given as its domain's share."""
-        self._shares.charge(request.spec.isolation_domain, tokens)
+        self._shares.charge(request.spec.fair_domain, tokens / request.spec.share)
         self.remove(request)
 
     def in_order(self, view: QueueView) -> Iterator[Request]:
@@ -100,7 +100,7 @@ class WaitingQueue:
             self._paused_tokens += request.sampled_len
             return
         self.asking_outputs += request.standing.expected_output
-        domain = request.spec.isolation_domain
+        domain = request.spec.fair_domain
         queue = self._queues.get(domain)
         if queue is None:
             queue = self._queues[domain] = []

@@ -11,15 +11,13 @@ from protos.forwardplane.v1.bridge_pb2 import StateUse, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest, ResumedSample
 from protos.wire.enums import HiddenMode
 from protos.wire.errors import DeadlinePassed, Draining, EngineError, InvalidRequest, Loading
-from protos.wire.limits import MAX_PROMPTS_PER_CALL
 from scheduler_svc.edge.caller_identity import CallerIdentity
-from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
+from scheduler_svc.edge.caller_stream import NOTHING_TAKEN, CallerStream, StreamNames, Taken
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resolve_request import resolve_request, silent_ids
-from scheduler_svc.edge.resume_tickets import TicketDesk, request_digest
-from scheduler_svc.edge.resuming import SampleTerms, sample_terms, set_held
-from scheduler_svc.edge.validate_request import check_hidden_states, validate_generate
+from scheduler_svc.edge.resuming import Asked, ResumeDesk, SampleTerms, set_held
+from scheduler_svc.edge.validate_request import check_hidden_states, check_num_requests, validate_generate
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 MAX_HELD_IDS = 4096
@@ -37,11 +35,11 @@ class Admission:
         tokenizer: TextTokenizer,
         encoder: PromptEncoder,
         *,
-        tickets: TicketDesk,
+        resuming: ResumeDesk,
         max_hidden_mode: HiddenMode = HiddenMode.NULL,
     ) -> None:
         """Join the parts. `max_hidden_mode`: highest that callers may ask for."""
-        self._tickets = tickets
+        self._resuming = resuming
         self._link = link
         self._max_hidden_mode = max_hidden_mode
         self._tokenizer = tokenizer
@@ -90,11 +88,8 @@ class Admission:
         Raises:
             EngineError: one was refused; its field begins with the request's place.
         """
-        if not requests:
-            raise InvalidRequest("requests is empty", field="requests")
-        if len(requests) > MAX_PROMPTS_PER_CALL:
-            message = f"requests has {len(requests)} items; the limit is {MAX_PROMPTS_PER_CALL}"
-            raise InvalidRequest(message, field="requests")
+        check_num_requests(len(requests))
+        self._link.quotas.take_requests(caller, len(requests) - 1)
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
@@ -130,10 +125,9 @@ class Admission:
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise DeadlinePassed("the request's time was over before it was admitted")
-        digest = request_digest(request, prompt_ids, card=facts.card, caller=caller)
-        terms = sample_terms(request, digest, self._tickets, left_s=left_s)
+        asked = Asked(request, prompt_ids, card=facts.card, caller=caller)
+        left_s, terms = self._resuming.terms(asked, left_s=left_s)
         ticket = terms[0].ticket
-        left_s = min(left_s, self._tickets.seconds_left(ticket))
         submit = resolve_request(
             request, prompt_ids, facts=facts, drawn_seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
         )
@@ -141,6 +135,8 @@ class Admission:
             submit.prompt_wants.states = pooled
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
         submit.request_id = ticket.request_id
+        submit.share_domain = caller.share_domain
+        submit.share = caller.share
         names = StreamNames(
             request_id=submit.request_id,
             stream_id=0,
@@ -182,10 +178,13 @@ class Admission:
         decoder = self._tokenizer.decoder(
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, self._link.facts)
         )
-        stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
+        taken = NOTHING_TAKEN
         if held is not None:
             set_held(own, held)
-            stream.resume(held.token_ids, num_bytes=held.text_bytes)
+            taken = Taken(held.token_ids, held.text_bytes)
+        stream = CallerStream.begin(
+            names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids, taken=taken
+        )
         return stream, own
 
     def check_gate(self) -> None:

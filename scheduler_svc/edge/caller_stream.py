@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,17 @@ class StreamNames:
     """Given back with the first chunk; None when not asked for."""
     ticket: bytes = b""
     """With which the caller goes on elsewhere; empty: it cannot."""
+
+
+class Taken(NamedTuple):
+    """Output that a caller has from elsewhere."""
+
+    ids: Sequence[int]
+    num_bytes: int
+    """Of their text."""
+
+
+NOTHING_TAKEN = Taken((), 0)
 
 
 class CallerStream:
@@ -72,19 +84,18 @@ class CallerStream:
         *,
         stop_strings: Sequence[str],
         max_held_ids: int | None,
+        taken: Taken = NOTHING_TAKEN,
     ) -> "CallerStream":
-        """A stream whose text comes from `decoder` and ends at one of `stop_strings`."""
-        return cls(names, StreamText(decoder, stop_strings=stop_strings), max_held_ids=max_held_ids)
-
-    def resume(self, ids: Sequence[int], *, num_bytes: int) -> None:
-        """Begin behind these ids, whose text has that size. Before anything else.
+        """A stream whose text comes from `decoder` and ends at one of `stop_strings`; it begins behind `taken`.
 
         Raises:
             InvalidRequest: no stream ever gave just that.
         """
-        if not self._text.resume(ids, num_bytes=num_bytes):
-            message = f"resume: no stream gave {num_bytes} bytes of text with these {len(ids)} ids and went on"
+        text = StreamText[TokenLogprob](decoder, stop_strings=stop_strings)
+        if not text.resume(taken.ids, num_bytes=taken.num_bytes):
+            message = f"resume: no stream gave {taken.num_bytes} bytes of text with {len(taken.ids)} ids and went on"
             raise InvalidRequest(message, field="resume.text_bytes")
+        return cls(names, text, max_held_ids=max_held_ids)
 
     @property
     def is_over(self) -> bool:

@@ -4,25 +4,40 @@ Reads card, tokenizer and template of the model, never its tensors.
 """
 
 import asyncio
+import importlib
 import logging
+import ssl
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from protos.service.credentials import server_credentials
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
 from protos.service.model_files import read_model_folder
+from protos.service.security_config import open_tls_folder
+from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
-from scheduler_svc.config import ResumeConfig, SchedulerConfig
+from scheduler_svc.config import CallerCertificates, SchedulerConfig, SchedulerTlsConfig
+from scheduler_svc.edge.caller_book import CallerBook
+from scheduler_svc.edge.caller_door import KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
-from scheduler_svc.edge.edge_parts import EdgeParts
+from scheduler_svc.edge.edge_parts import CallerRights, EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.edge_text import EdgeText
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.resolve_request import check_generation_defaults
 from scheduler_svc.edge.resume_tickets import TicketDesk, read_keys
+from scheduler_svc.edge.resuming import ResumeDesk
+
+if TYPE_CHECKING:
+    from protos.service.tls_files import TlsFolder
 
 logger = logging.getLogger(__name__)
 
+# By name, so that the library of certificates is loaded only where settings ask for TLS.
+_HTTP_TLS = "scheduler_svc.edge.http_front.http_tls"
 _CONNECT_TIMEOUT_S = 30.0
 # What a stop may take beside the time that running streams are given.
 _STOP_MARGIN_S = 5.0
@@ -46,40 +61,66 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
         link,
         text,
         metrics_server.registry,
-        max_hidden_mode=config.edge.max_hidden_mode.name,
-        tickets=_ticket_desk(config.resume),
+        rights=CallerRights(
+            known=_known_callers(config.tls),
+            resuming=_resume_desk(config.resume.resume_key_file),
+            max_hidden_mode=HiddenMode[config.edge.max_hidden_mode.name],
+        ),
     )
-    server = EdgeServer(parts, edge_address(config, edge_index), max_streams=config.edge.max_streams)
+    files = open_tls_folder(config.tls.caller_tls_dir, needs_authority=_needs_certificate(config.tls))
+    server = EdgeServer(parts, edge_address(config, edge_index, files), max_streams=config.edge.max_streams)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))
     lifecycle.add(Part(name="text", start=text.start, stop=text.stop))
     lifecycle.add(_core_part(bridge, link, lifecycle))
     if config.edge.http_port is not None:
-        lifecycle.add(_http_part(parts, config, config.edge.http_port))
+        lifecycle.add(_http_part(parts, config, files))
     lifecycle.add(_server_part(server, drain_timeout_s=config.process.drain_timeout_s))
     install_level_signals(asyncio.get_running_loop())
     return int(await lifecycle.run())
 
 
-def _ticket_desk(resume: ResumeConfig) -> TicketDesk:
+def _resume_desk(path: Path | None) -> ResumeDesk:
     """Seals with the first key of the file.
 
     Raises:
         InvalidRequest: the file of keys cannot be used.
     """
-    desk = TicketDesk(read_keys(resume.resume_key_file), unix_clock=time.time)
-    if not desk.is_open:
+    if path is None:
         logger.info("callers cannot resume their streams when this scheduler dies: set resume_key_file")
-    return desk
+        return ResumeDesk(None)
+    return ResumeDesk(TicketDesk(read_keys(path), unix_clock=time.time))
 
 
-def edge_address(config: SchedulerConfig, edge_index: int) -> EdgeAddress:
+def _needs_certificate(tls: SchedulerTlsConfig) -> bool:
+    return tls.caller_certificates is CallerCertificates.REQUIRED
+
+
+def _known_callers(tls: SchedulerTlsConfig) -> KnownCallers:
+    """Who may call.
+
+    Raises:
+        InvalidRequest: the file of callers cannot be used.
+    """
+    if tls.callers is not None:
+        return KnownCallers(book=CallerBook(tls.callers, clock=time.monotonic))
+    if _needs_certificate(tls):
+        return KnownCallers(certificate_domain=tls.trust_domain)
+    if tls.caller_tls_dir is not None:
+        logger.warning("the callers' ports are encrypted, and everybody who reaches them may call: set callers")
+    return KnownCallers()
+
+
+def edge_address(config: SchedulerConfig, edge_index: int, files: "TlsFolder | None" = None) -> EdgeAddress:
     """Where that edge listens: all on one gRPC port, each with a health port of its own."""
+    needs_client = _needs_certificate(config.tls)
     return EdgeAddress(
         host=config.edge.host,
         port=config.edge.port,
         health_port=own_port(config.edge.health_port, edge_index),
         shares_port=config.process.edges > 1,
+        credentials=None if files is None else server_credentials(files, needs_client=needs_client),
+        hardened=config.tls.hardened,
     )
 
 
@@ -108,11 +149,24 @@ def _server_part(server: EdgeServer, *, drain_timeout_s: float) -> Part:
     return Part(name="callers' server", start=server.start, stop=stop, stop_limit_s=drain_timeout_s + _STOP_MARGIN_S)
 
 
-def _http_part(parts: EdgeParts, config: SchedulerConfig, port: int) -> Part:
+def _http_part(parts: EdgeParts, config: SchedulerConfig, files: "TlsFolder | None") -> Part:
     """Stopped after the gRPC door, whose stop drains the streams of both."""
-    address = HttpAddress(host=config.edge.host, port=port, shares_port=config.process.edges > 1)
+    assert config.edge.http_port is not None, "asked for"
+    address = HttpAddress(
+        host=config.edge.host,
+        port=config.edge.http_port,
+        shares_port=config.process.edges > 1,
+        tls=None if files is None else _http_context(files, config.tls),
+    )
     server = HttpServer(parts, address, HttpLimits(max_calls=config.edge.max_streams + _CALL_MARGIN))
     return Part(name="HTTP front", start=server.start, stop=server.stop)
+
+
+def _http_context(files: "TlsFolder", tls: SchedulerTlsConfig) -> ssl.SSLContext:
+    assert tls.caller_tls_dir is not None, "the files come from there"
+    module = importlib.import_module(_HTTP_TLS)
+    context: ssl.SSLContext = module.http_context(files, tls.caller_tls_dir, needs_client=_needs_certificate(tls))
+    return context
 
 
 def _metrics_part(server: MetricsServer, config: SchedulerConfig, edge_index: int) -> Part:

@@ -7,12 +7,24 @@ from prometheus_client import CollectorRegistry
 
 from protos.wire.enums import HiddenMode
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_text import EdgeText
 from scheduler_svc.edge.metrics import EdgeMetrics, create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
-from scheduler_svc.edge.resume_tickets import TicketDesk
+from scheduler_svc.edge.resuming import ResumeDesk
 from scheduler_svc.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerRights:
+    """Who may call, and what callers may have."""
+
+    known: KnownCallers
+    resuming: ResumeDesk
+    """With what they go on elsewhere."""
+    max_hidden_mode: HiddenMode
+    """Highest that they may ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +36,17 @@ class EdgeParts:
     tokenizer: TextTokenizer
     encoder: PromptEncoder
     metrics: EdgeMetrics
+    door: CallerDoor
     version: str
 
     @classmethod
     def joined(
-        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str, tickets: TicketDesk
+        cls,
+        link: CoreLink,
+        text: EdgeText,
+        registry: CollectorRegistry,
+        *,
+        rights: CallerRights,
     ) -> "EdgeParts":
         """The parts over one link and one text side; metrics are registered.
 
@@ -36,16 +54,17 @@ class EdgeParts:
             link: to the core.
             text: the text side.
             registry: takes the metrics.
-            max_hidden_mode: name of the highest hidden mode that callers may ask for.
-            tickets: with which callers go on elsewhere.
+            rights: of callers.
         """
+        metrics = create_edge_metrics(registry)
         return cls(
             link=link,
             admission=Admission(
-                link, text.tokenizer, text.encoder, tickets=tickets, max_hidden_mode=HiddenMode[max_hidden_mode]
+                link, text.tokenizer, text.encoder, resuming=rights.resuming, max_hidden_mode=rights.max_hidden_mode
             ),
             tokenizer=text.tokenizer,
             encoder=text.encoder,
-            metrics=create_edge_metrics(registry),
+            metrics=metrics,
+            door=CallerDoor(metrics, link.quotas, rights.known),
             version=metadata.version("forwardplane"),
         )

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import grpc
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
+from protos.service.access import AccessInterceptor
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
 from protos.wire.errors import Draining
+from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES, MAX_REFUSABLE_MESSAGE_BYTES
+from scheduler_svc.edge.call_gate import CallGate, GateInterceptor
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.generation_servicer import GenerationServicer
 from scheduler_svc.edge.metrics import CallMetrics
@@ -22,8 +25,11 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = generate_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
-# Streams beyond the edge's own limit should reach the edge, which refuses them with a reason.
-_STREAM_MARGIN = 256
+GENERATING = ("Generate", "GenerateOnce", "Embed")
+"""Calls that run streams of the core; the others end at once."""
+_MAX_SHORT_CALLS = 256
+# Calls beyond the edge's own limits should reach the edge, which refuses them with a reason.
+_MAX_TRANSPORT_CALLS = 1 << 16
 _POLL_S = 0.05
 _STOP_GRACE_S = 1.0
 
@@ -37,6 +43,18 @@ class EdgeAddress:
     health_port: int
     shares_port: bool = False
     """Other edges listen on the same port; the parent has proved it free."""
+    credentials: grpc.ServerCredentials | None = None
+    """None: plain text."""
+    hardened: bool = False
+    """No reflection."""
+
+
+def call_gates(max_streams: int) -> dict[str, CallGate]:
+    """The gate of every method of the callers' service, by its full name with slashes."""
+    generating = CallGate(max_streams, what="generating calls")
+    short = CallGate(_MAX_SHORT_CALLS, what="short calls")
+    names = [method.name for method in generate_pb2.DESCRIPTOR.services_by_name["GenerationService"].methods]
+    return {f"/{SERVICE_NAME}/{name}": generating if name in GENERATING else short for name in names}
 
 
 class EdgeServer:
@@ -45,9 +63,10 @@ class EdgeServer:
     def __init__(self, parts: EdgeParts, address: EdgeAddress, *, max_streams: int) -> None:
         self._link = parts.link
         self._address = address
-        self._max_streams = max_streams
         self._metrics = parts.metrics
+        self._gate = GateInterceptor(call_gates(max_streams), parts.metrics)
         self._admission = parts.admission
+        self._door = parts.door
         self._servicer = GenerationServicer(parts)
         self._health = HealthServer(("", SERVICE_NAME))
         self._health_changes: set[asyncio.Task[None]] = set()
@@ -64,14 +83,21 @@ class EdgeServer:
         where = self._address
         self.health_port = await self._health.start(where.host, where.health_port)
         options = ServerOptions(
-            max_concurrent_streams=self._max_streams + _STREAM_MARGIN, shares_port=where.shares_port
+            max_concurrent_streams=_MAX_TRANSPORT_CALLS,
+            max_pending_calls=_MAX_TRANSPORT_CALLS,
+            max_message_bytes=MAX_REFUSABLE_MESSAGE_BYTES,
+            shares_port=where.shares_port,
         )
         observers = [CallMetrics(self._metrics, SERVICE_NAME)]
-        server = build_server(options=options, interceptors=[StatusInterceptor(observers)])
+        status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES)
+        server = build_server(options=options, interceptors=[status, AccessInterceptor(self._door.admit), self._gate])
         generate_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
         self._health.add_to(server)
-        add_reflection(server, [SERVICE_NAME])
-        self.port = bind_port(server, where.host, where.port, shares_port=where.shares_port)
+        if not where.hardened:
+            add_reflection(server, [SERVICE_NAME])
+        self.port = bind_port(
+            server, where.host, where.port, shares_port=where.shares_port, credentials=where.credentials
+        )
         await server.start()
         self._server = server
         await self._health.set_serving("", is_serving=True)

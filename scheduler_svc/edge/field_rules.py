@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from protos.forwardplane.v1.generate_pb2 import HiddenStateSelection
 from protos.wire import limits
 from protos.wire.errors import InvalidRequest
+from protos.wire.request_ranges import REQUEST_RANGES, show_number
 from scheduler_svc.edge.model_facts import ModelFacts
 
 Limit = float | Callable[[ModelFacts], float]
@@ -48,7 +49,7 @@ class Number:
         high = _resolve(self.high, facts)
         # Written so that NaN, for which every comparison is false, is outside.
         if not self.low <= value <= high:
-            message = f"{field} is {_show(value)}; allowed: [{_show(self.low)}, {_show(high)}]"
+            message = f"{field} is {show_number(value)}; allowed: [{show_number(self.low)}, {show_number(high)}]"
             raise InvalidRequest(message, field=field)
 
 
@@ -107,7 +108,7 @@ class Items:
         if len(value) < self.min_items:
             raise InvalidRequest(f"{field} is empty", field=field)
         if len(value) > high:
-            raise InvalidRequest(f"{field} has {len(value)} items; the limit is {_show(high)}", field=field)
+            raise InvalidRequest(f"{field} has {len(value)} items; the limit is {show_number(high)}", field=field)
         if self.item is not None:
             for index, item in enumerate(value):
                 self.item.check(item, f"{field}[{index}]", facts)
@@ -150,10 +151,6 @@ class Bias:
             values.check(number, place, facts)
 
 
-def _show(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
-
-
 def _resolve(limit: Limit, facts: ModelFacts) -> float:
     return limit(facts) if callable(limit) else limit
 
@@ -180,20 +177,24 @@ _CHAT: Mapping[str, Rule] = MappingProxyType(
     }
 )
 
-_SMALLEST_F32 = float(np.finfo(np.float32).tiny)
-"""Of what must be above 0: plans carry it in 32 bits, and workers refuse smaller ones."""
+
+def _number(path: str, high: Limit | None = None) -> Number:
+    """The rule of a number whose range is in the table; `high`: what the model makes of it."""
+    allowed = REQUEST_RANGES[path]
+    return Number(allowed.low, allowed.high if high is None else high)
+
 
 SAMPLING_RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "temperature": Number(0, limits.MAX_TEMPERATURE),
-        "top_p": Number(_SMALLEST_F32, 1),
-        "top_k": Number(0, _logits_width),
-        "min_p": Number(0, 1),
-        "repetition_penalty": Number(_SMALLEST_F32, limits.MAX_REPETITION_PENALTY),
-        "frequency_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
-        "presence_penalty": Number(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY),
+        "temperature": _number("sampling.temperature"),
+        "top_p": _number("sampling.top_p"),
+        "top_k": _number("sampling.top_k", _logits_width),
+        "min_p": _number("sampling.min_p"),
+        "repetition_penalty": _number("sampling.repetition_penalty"),
+        "frequency_penalty": _number("sampling.frequency_penalty"),
+        "presence_penalty": _number("sampling.presence_penalty"),
         "seed": Anything(),
-        "n": Number(1, limits.MAX_SAMPLES),
+        "n": _number("sampling.n"),
         "logit_bias": Bias(limits.MAX_LOGIT_BIAS_IDS, most=limits.MAX_LOGIT_BIAS),
         "allowed_token_ids": TokenIds(limits.MAX_LISTED_TOKEN_IDS),
         "banned_token_ids": TokenIds(limits.MAX_LISTED_TOKEN_IDS),
@@ -206,21 +207,21 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "tokens.ids": TokenIds(_context, min_items=1),
         **{f"sampling.{name}": rule for name, rule in SAMPLING_RULES.items()},
         # 0 goes with what is asked of the prompt only.
-        "stop.max_tokens": Number(0, _context),
-        "stop.min_tokens": Number(0, _context),
+        "stop.max_tokens": _number("stop.max_tokens", _context),
+        "stop.min_tokens": _number("stop.min_tokens", _context),
         "stop.stop_strings": Items(limits.MAX_STOP_STRINGS, Text(limits.MAX_STOP_STRING_BYTES, min_bytes=1)),
         "stop.stop_token_ids": TokenIds(limits.MAX_STOP_TOKEN_IDS),
         "stop.ignore_eos": Anything(),
         # Which model is served is checked with the other things that are not limits.
         "model": Text(limits.MAX_PROMPT_BYTES),
         "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
-        "logprobs": Number(0, _logprobs),
-        "prompt_logprobs.top": Number(0, _logprobs),
-        "prompt_logprobs.start": Number(0, _context),
+        "logprobs": _number("logprobs", _logprobs),
+        "prompt_logprobs.top": _number("prompt_logprobs.top", _logprobs),
+        "prompt_logprobs.start": _number("prompt_logprobs.start", _context),
         "hidden_states": Number(0, max(HiddenStateSelection.values())),
         "keep_special_tokens": Anything(),
         "cache_salt": Text(limits.MAX_CACHE_SALT_BYTES),
-        "priority": Number(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
+        "priority": _number("priority"),
         "echo": Anything(),
         "json_schema": _GRAMMAR,
         "regex": _GRAMMAR,

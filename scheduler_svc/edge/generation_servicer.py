@@ -16,7 +16,6 @@ from typing_extensions import override
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.wire.errors import MessageTooLarge
 from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
-from scheduler_svc.edge.caller_identity import ANONYMOUS
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.embedder import Times, embeddings
 from scheduler_svc.edge.interleaved import interleaved
@@ -35,6 +34,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         self._parts = parts
         self._link = parts.link
         self._admission = parts.admission
+        self._door = parts.door
         self._encoder = parts.encoder
         self._metrics = parts.metrics
         self._version = parts.version
@@ -48,7 +48,8 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         arrived = _now()
         deadline = arrived + _time_left_s(context)
         with counting_rejections(self._metrics):
-            streams = await self._admission.open_samples(request, ANONYMOUS, deadline=deadline)
+            caller = self._door.caller(context)
+            streams = await self._admission.open_samples(request, caller, deadline=deadline)
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as records:
             pairs = zip(streams, records, strict=True)
             sources = [paced_chunks(stream, record, self._pacing) for stream, record in pairs]
@@ -65,7 +66,8 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         arrived = _now()
         deadline = arrived + _time_left_s(context)
         with counting_rejections(self._metrics):
-            streams = await self._admission.open_streams(request.requests, ANONYMOUS, deadline=deadline)
+            caller = self._door.caller(context)
+            streams = await self._admission.open_streams(request.requests, caller, deadline=deadline)
         with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
             generations = await asyncio.gather(*(whole_generation(stream) for stream in streams))
         reply = generate_pb2.GenerateOnceReply(generations=generations)
@@ -75,7 +77,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     @override
     async def Abort(self, request: generate_pb2.AbortRequest, context: Context) -> generate_pb2.AbortReply:
         """End a running request of the same caller; its stream ends with CANCELLED."""
-        self._link.abort(request.request_id, ANONYMOUS)
+        self._link.abort(request.request_id, self._door.caller(context))
         return generate_pb2.AbortReply()
 
     @override
@@ -97,7 +99,8 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """All inputs, or the error of the first that was refused or failed."""
         arrived = _now()
         times = Times(arrived, arrived + _time_left_s(context))
-        reply = generate_pb2.EmbedReply(embeddings=await embeddings(request, self._parts, ANONYMOUS, times=times))
+        caller = self._door.caller(context)
+        reply = generate_pb2.EmbedReply(embeddings=await embeddings(request, self._parts, caller, times=times))
         _check_size(reply, advice="ask for fewer at a time")
         return reply
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest
 from protos.service.model_files import ModelCard
-from protos.wire.errors import InvalidRequest, TicketRefused, UnsupportedFeature
+from protos.wire.errors import InvalidRequest, TicketRefused
 from scheduler_svc.edge.caller_identity import CallerIdentity
 
 MIN_KEY_BYTES = 32
@@ -40,18 +40,13 @@ class Ticket:
 
 
 class TicketDesk:
-    """Seals and opens tickets; made by the edge's composition root. Without keys it does neither."""
+    """Seals and opens tickets; made by the edge's composition root."""
 
     def __init__(self, keys: Sequence[bytes], *, unix_clock: Callable[[], float]) -> None:
-        """Take keys of at least `MIN_KEY_BYTES`: the first seals, each opens."""
+        """Take one or more keys of at least `MIN_KEY_BYTES`: the first seals, each opens."""
         self._keys = {_key_id(key): key for key in keys}
-        self._sealing = keys[0] if keys else None
+        self._sealing = keys[0]
         self._unix_clock = unix_clock
-
-    @property
-    def is_open(self) -> bool:
-        """Whether callers get tickets."""
-        return self._sealing is not None
 
     def expiry(self, seconds: float) -> int:
         """Unix seconds, so many from now."""
@@ -62,9 +57,7 @@ class TicketDesk:
         return ticket.expires_at - self._unix_clock()
 
     def seal(self, ticket: Ticket, digest: bytes) -> bytes:
-        """The ticket for the request of that digest; empty without a key."""
-        if self._sealing is None:
-            return b""
+        """The ticket for the request of that digest."""
         body = _LAYOUT.pack(
             _VERSION,
             _key_id(self._sealing),
@@ -80,11 +73,8 @@ class TicketDesk:
         """What the ticket says.
 
         Raises:
-            UnsupportedFeature: this server has no key.
             TicketRefused: it is not a ticket of a key of this server, not of the request of that digest, or too old.
         """
-        if not self._keys:
-            raise UnsupportedFeature("this server does not resume streams: it has no resume key", field="resume")
         if len(sealed) != _LAYOUT.size + _MAC_BYTES or sealed[0] != _VERSION:
             raise TicketRefused("the ticket is not one of this version", field="resume")
         body, mac = sealed[: _LAYOUT.size], sealed[_LAYOUT.size :]
@@ -119,14 +109,12 @@ def request_digest(
     return hashlib.blake2b(sized, digest_size=_DIGEST_BYTES).digest()
 
 
-def read_keys(path: Path | None) -> tuple[bytes, ...]:
-    """The keys of a file, one a line in hexadecimal; lines that begin with # are not keys. None: no keys.
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys of a file, one a line in hexadecimal; lines that begin with # are not keys.
 
     Raises:
         InvalidRequest: the file cannot be read, holds no key, or one that is too short.
     """
-    if path is None:
-        return ()
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         keys = tuple(bytes.fromhex(line) for line in lines if line.strip() and not line.startswith("#"))

@@ -4,15 +4,18 @@ Pure but for the names and seeds it draws. Knows nothing of calls or of the core
 """
 
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
 from protos.forwardplane.v1.bridge_pb2 import StateUse, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest, ResumedSample
-from protos.wire.errors import InvalidRequest, TicketRefused
+from protos.service.model_files import ModelCard
+from protos.wire.errors import InvalidRequest, TicketRefused, UnsupportedFeature
+from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.resolve_request import num_samples
-from scheduler_svc.edge.resume_tickets import REQUEST_ID_BYTES, Ticket, TicketDesk
+from scheduler_svc.edge.resume_tickets import REQUEST_ID_BYTES, Ticket, TicketDesk, request_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,30 +29,57 @@ class SampleTerms:
     """What the caller has already; None: it is new."""
 
 
-def sample_terms(request: GenerateRequest, digest: bytes, desk: TicketDesk, *, left_s: float) -> list[SampleTerms]:
-    """One for each sample to be opened, at least one; request id and seed are the same for all.
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A checked request, of whom, and who asks."""
 
-    Args:
-        request: checked.
-        digest: of the request.
-        desk: seals and opens tickets.
-        left_s: the request's time; of one that goes on the tickets say it, too.
+    request: GenerateRequest
+    prompt_ids: Sequence[int]
+    _: KW_ONLY
+    card: ModelCard
+    caller: CallerIdentity
 
-    Raises:
-        InvalidRequest: two items for one sample.
-        TicketRefused: a ticket is not of this request.
-        UnsupportedFeature: this server resumes nothing.
-    """
-    if request.resume:
-        return _resumed(request, digest, desk)
-    first = Ticket(
-        request_id=secrets.token_hex(REQUEST_ID_BYTES),
-        seed=request.sampling.seed if request.sampling.HasField("seed") else secrets.randbits(64),
-        sample_index=0,
-        expires_at=desk.expiry(left_s),
-    )
-    tickets = [replace(first, sample_index=index) for index in range(num_samples(request))]
-    return [SampleTerms(ticket=ticket, sealed=desk.seal(ticket, digest)) for ticket in tickets]
+    def digest(self) -> bytes:
+        """What must be the same for its streams to go on elsewhere."""
+        return request_digest(self.request, self.prompt_ids, card=self.card, caller=self.caller)
+
+
+class ResumeDesk:
+    """Says what samples begin with. Made by the edge's composition root."""
+
+    def __init__(self, tickets: TicketDesk | None) -> None:
+        """Give and take tickets at `tickets`; None: this server resumes nothing."""
+        self._tickets = tickets
+
+    def terms(self, asked: Asked, *, left_s: float) -> tuple[float, list[SampleTerms]]:
+        """The request's time and one item for each sample to be opened, at least one; all of one request id and seed.
+
+        Args:
+            asked: the request.
+            left_s: the time it came with; tickets of one that goes on may say less.
+
+        Raises:
+            InvalidRequest: two items for one sample.
+            TicketRefused: a ticket is not of this request.
+            UnsupportedFeature: this server resumes nothing.
+        """
+        request, tickets = asked.request, self._tickets
+        if request.resume:
+            if tickets is None:
+                raise UnsupportedFeature("this server does not resume streams: it has no resume key", field="resume")
+            terms = _resumed(request, asked.digest(), tickets)
+            return min(left_s, tickets.seconds_left(terms[0].ticket)), terms
+        first = Ticket(
+            request_id=secrets.token_hex(REQUEST_ID_BYTES),
+            seed=request.sampling.seed if request.sampling.HasField("seed") else secrets.randbits(64),
+            sample_index=0,
+            expires_at=0 if tickets is None else tickets.expiry(left_s),
+        )
+        samples = [replace(first, sample_index=index) for index in range(num_samples(request))]
+        if tickets is None:
+            return left_s, [SampleTerms(ticket=ticket) for ticket in samples]
+        digest = asked.digest()
+        return left_s, [SampleTerms(ticket=ticket, sealed=tickets.seal(ticket, digest)) for ticket in samples]
 
 
 def _resumed(request: GenerateRequest, digest: bytes, desk: TicketDesk) -> list[SampleTerms]:

@@ -153,6 +153,10 @@ class WorkerMemory:
                 pages.extend(self._take(sub_pool, end - pages.end))
         self._update(holding)
 
+    def is_due(self, begin: int, end: int) -> bool:
+        """Whether `commit` has something to do once positions [begin, end) are written."""
+        return begin // self.page_size != end // self.page_size or bool(self._windowed)
+
     def commit(self, holding: PageHolding, tokens: "array[int]", kv_len: int) -> None:
         """Let the whole pages below `kv_len` enter the cache, then free the window pages no later window reaches.
 

@@ -319,6 +319,16 @@ def _worker_load() -> generate_pb2.WorkerLoad:
     )
 
 
+def _graph_use() -> generate_pb2.GraphUse:
+    return generate_pb2.GraphUse(
+        phase=plan_pb2.GRAPH_PHASE_DECODE,
+        replays=8,
+        real_tokens=11,
+        padded_tokens=10,
+        misses=[generate_pb2.GraphMisses(reason=plan_pb2.GRAPH_REFUSAL_OVER_MAX_ROWS, count=9)],
+    )
+
+
 def _other_choices() -> dict[str, Message]:
     """The other choices of each `oneof`, by name."""
     return {
@@ -344,6 +354,7 @@ def _other_choices() -> dict[str, Message]:
         "gap": worker_pb2.ExecuteReply(gap=worker_pb2.Gap(expected_seq=4, received_seq=6)),
         "stale": worker_pb2.ExecuteReply(stale=worker_pb2.Stale(seq=2, expected_seq=4)),
         "opened": worker_pb2.ExecuteReply(opened=worker_pb2.Opened(expected_seq=4)),
+        "graphs": generate_pb2.WorkerLoad(graphs=[_graph_use()]),
         "drain": worker_pb2.ExecuteReply(drain=worker_pb2.DrainNotice(reason="shutdown")),
     }
 

@@ -14,7 +14,7 @@ from protos.client.simulated_model import SIMULATED_MODEL
 from tests.support.served import served
 
 pytestmark = pytest.mark.timeout(120)
-OK, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILURE, INTERRUPTED = 0, 1, 130
 COMMAND = (sys.executable, "-m", "protos.client.command", "bench")
 
 
@@ -61,15 +61,16 @@ def test_an_open_loop_is_cut_by_ctrl_c_and_shows_what_was_measured(server, tmp_p
     assert content["outcomes"]["done"] >= 5
 
 
-def test_refusals_are_counted_and_exit_with_1(server):
-    done = bench("--target", server.target, "--requests", "3", "--warm-up", "0", "--temperature", "1000")
+def test_refusals_are_counted_and_exit_with_1(server, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"text": "a", "max_tokens": 10**9}))
+    done = bench("--target", server.target, "--requests", "3", "--warm-up", "0", "--prompts", str(path))
     assert done.returncode == FAILURE
     assert "3 refused" in done.stdout
     assert "INVALID_REQUEST 3" in done.stdout
 
 
-def test_wrong_usage_and_a_missing_server_are_one_line(server, free_port):
-    assert bench("--target", server.target, "--rate", "1", "--concurrency", "1").returncode == USAGE
-    done = bench("--target", f"127.0.0.1:{free_port}")
+def test_a_missing_server_is_one_line(free_port):
+    done = bench("--target", f"127.0.0.1:{free_port()}")
     assert done.returncode == FAILURE
     assert len(done.stderr.strip().splitlines()) == 1

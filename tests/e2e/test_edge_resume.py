@@ -12,7 +12,7 @@ from protos.service.status import from_rpc_error
 from protos.wire.errors import EngineError
 from scheduler_svc.edge.resume_tickets import TicketDesk
 from tests.support.core_harness import small_info
-from tests.support.edge_harness import NO_TICKETS, running_edge
+from tests.support.edge_harness import running_edge
 from tests.support.real_core import RealCore
 
 KEY = bytes(range(32))
@@ -128,6 +128,6 @@ async def test_what_cannot_be_resumed_is_refused_by_name(tmp_path: Path) -> None
         with pytest.raises(grpc.RpcError) as caught:
             await edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[changed(item)]))
         assert from_rpc_error(caught.value).field == "requests[0].resume"
-    async with running_edge(tmp_path / "b", real_core=core(tmp_path / "b"), tickets=NO_TICKETS) as edge:
+    async with running_edge(tmp_path / "b", real_core=core(tmp_path / "b")) as edge:
         assert (await refusal(edge.stub, changed(item))).reason == "UNSUPPORTED"
         assert not (await chunks_of(edge.stub, REQUEST))[0].resume_tickets

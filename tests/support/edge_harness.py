@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import time
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from protos.service.model_files import GenerationDefaults, ModelCard
 from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
@@ -23,6 +24,7 @@ from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, H
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resume_tickets import TicketDesk
+from scheduler_svc.edge.resuming import ResumeDesk
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.grammar_checker import GrammarChecker
@@ -30,6 +32,7 @@ from tests.support.fake_core import FakeCore
 from tests.support.real_core import RealCore
 from tests.support.tiny_tokenizer import EOS, text_tokenizer
 
+EVERYBODY = KnownCallers()
 CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 
@@ -47,9 +50,6 @@ def tiny_card(eos_id: int, **changes: object) -> ModelCard:
             **changes,
         }
     )
-
-
-NO_TICKETS = TicketDesk((), unix_clock=time.time)
 
 
 @dataclass
@@ -78,7 +78,10 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
-    tickets: TicketDesk = NO_TICKETS,
+    tickets: TicketDesk | None = None,
+    known: KnownCallers = EVERYBODY,
+    credentials: grpc.ServerCredentials | None = None,
+    http_tls: ssl.SSLContext | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -86,25 +89,26 @@ async def running_edge(
     await core.start()
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
-    card = tiny_card(eos_id, context_tokens=core.model.context_tokens)
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
     encoder = PromptEncoder(tokenizer, template=chat, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
-    link = CoreLink(
-        bridge, card, has_chat_template=template is not None, max_streams=max_streams, reader_limits=reader_limits
-    )
+    card, chats = tiny_card(eos_id, context_tokens=core.model.context_tokens), template is not None
+    link = CoreLink(bridge, card, has_chat_template=chats, max_streams=max_streams, reader_limits=reader_limits)
     registry = CollectorRegistry()
+    metrics = create_edge_metrics(registry)
     parts = EdgeParts(
         link=link,
-        admission=Admission(link, tokenizer, encoder, tickets=tickets, max_hidden_mode=max_hidden_mode),
+        admission=Admission(link, tokenizer, encoder, resuming=ResumeDesk(tickets), max_hidden_mode=max_hidden_mode),
         tokenizer=tokenizer,
         encoder=encoder,
-        metrics=create_edge_metrics(registry),
+        metrics=metrics,
+        door=CallerDoor(metrics, link.quotas, known),
         version="1",
     )
-    server = EdgeServer(parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0), max_streams=max_streams)
-    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0), HttpLimits(**(http_limits or {})))
+    address = EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials)
+    server = EdgeServer(parts, address, max_streams=max_streams)
+    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0, tls=http_tls), HttpLimits(**(http_limits or {})))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.stop)
         stack.push_async_callback(bridge.close)

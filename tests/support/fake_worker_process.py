@@ -23,7 +23,8 @@ async def run(config, options):
         info = make_info(limits=make_limits(window=1))
         return FakeExecutor(info, fault_at_seq=int(options.get("fault", 0)), fault=fault)
 
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
+    return await service.run()
 
 
 def main(arguments):

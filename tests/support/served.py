@@ -20,7 +20,6 @@ from protos.client.serve_command import (
     ServePorts,
     resolve_model,
     service_commands,
-    with_resume_key,
 )
 
 PORT_FIELDS = (
@@ -90,7 +89,7 @@ def served(
     defaults = {"numerics": "reproducible", "execution": ServeExecution(graph="off")}
     chosen = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
-        options = with_resume_key(chosen, Path(folder))
+        options = dataclasses.replace(chosen, files=chosen.files.with_key(Path(folder)))
         yield from _running(options, worker_flags=worker_flags, scheduler_flags=scheduler_flags)
 
 

@@ -107,14 +107,15 @@ class DeviceWork:
         result = run()
         self.progress = _counted(self.progress.finished(self._clock_ns()), result)
         handles = plan.rows.handles
-        if np.isin(handles, self._last_handles).any():
-            self.progress = replace(self.progress, bubble_ns=self.progress.bubble_ns + waited_ns)
+        bubble_ns = waited_ns if np.isin(handles, self._last_handles).any() else 0
+        self.progress = replace(self.progress, bubble_ns=self.progress.bubble_ns + bubble_ns)
         self._last_handles = handles
         timings = replace(
             result.timings,
             receive_ns=times.receive_ns,
             parse_ns=times.parse_ns,
             wait_ns=taken_ns - times.parsed_at_ns,
+            bubble_ns=bubble_ns,
         )
         return replace(result, timings=timings)
 

@@ -77,7 +77,7 @@ def _describe(info: WorkerInfo, work: DeviceWork, metrics: WorkerMetrics) -> Non
     kv_bytes = sum(pool.num_pages * pool.bytes_per_page for pool in info.sub_pools)
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(kv_bytes)
     metrics.read_device_time(lambda: _device_ns(work.progress))
-    metrics.read_captures(lambda: work.captures().totals)
+    metrics.read_captures(work.captures)
 
 
 def _device_ns(progress: DeviceProgress) -> DeviceNanoseconds:

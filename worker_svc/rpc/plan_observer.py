@@ -55,4 +55,4 @@ class PlanObserver:
         else:
             # Modes without graphs of their own are counted with prefill, as MIXED is.
             phase = traits.graph_phase or GraphPhase.PREFILL
-            self._metrics.graph_missed(phase, outcome.graph)
+            self._metrics.graph_missed(phase, outcome.graph, real=outcome.real_tokens)

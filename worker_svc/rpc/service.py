@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
+from protos.service.security_config import TlsConfig
 from protos.wire.enums import WorkerState
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.executor import Executor
@@ -22,16 +23,22 @@ from worker_svc.rpc.worker_status import WorkerStatus
 
 _STOP_MARGIN_S = 5.0
 _ABANDONED_LOAD_S = 0.2
+_PLAIN = TlsConfig()
 
 
 class WorkerService:
     """One run of one worker. Made and used in one event loop, by a composition root that says how to build."""
 
     def __init__(
-        self, build: Callable[[], Executor], *, server: ServerConfig, observability: ObservabilityConfig
+        self,
+        build: Callable[[], Executor],
+        *,
+        server: ServerConfig,
+        observability: ObservabilityConfig,
+        tls: TlsConfig = _PLAIN,
     ) -> None:
         self.lifecycle = Lifecycle()
-        self.listeners = Listeners(server, observability)
+        self.listeners = Listeners(server, observability, tls)
         self._build = build
         self._config = server
         self._metrics = create_metrics(self.listeners.registry)

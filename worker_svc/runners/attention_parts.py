@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from kernels.native import ThreadPool
+from protos.service.model_config import ModelConfig
 from worker_svc.attention.base import AttentionBackend, verify_bound
 from worker_svc.attention.choice import AttentionRequest, choose_attention
 from worker_svc.attention.machine import attention_machine
 from worker_svc.attention.registry import AttentionTools, attention_pair
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.pool_geometries import pool_geometries
 from worker_svc.numerics import DTYPES, ReproducibleNumerics
 from worker_svc.runners.executor_settings import ExecutorSettings

@@ -8,12 +8,12 @@ from typing import Protocol
 import psutil
 import torch
 
+from protos.service.model_config import ModelConfig
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
 from worker_svc.batch.canary_guard import KVCanary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.execution_paths import ExecutionPaths, one_path
 from worker_svc.runners.executor_settings import ExecutorSettings

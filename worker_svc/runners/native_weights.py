@@ -13,10 +13,10 @@ from kernels.native import MAX_THREADS, Native, ThreadPool, load_native
 from kernels.native_model import NativeModel
 from kernels.native_spec import NativeLimits
 from kernels.native_types import PAGE_SIZE
+from protos.service.model_config import ModelConfig
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from worker_svc.kv.sizing import MIN_PAGES
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.native_source import NativeSource, native_source
 from worker_svc.numerics import DTYPES
 from worker_svc.runners.executor_settings import ExecutorSettings

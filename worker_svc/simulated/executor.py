@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from protos.service.step_times import StepShape
 from protos.wire.digest import plan_digest
 from protos.wire.enums import GraphRefusal, RowFailure, RowStatus
 from protos.wire.plan import Forward, ForwardPlan, GraphChoice
@@ -19,7 +20,6 @@ from protos.wire.worker_info import WorkerInfo
 from worker_svc.simulated.device_clock import StepPacer
 from worker_svc.simulated.kv_chains import ChainPool
 from worker_svc.simulated.sampling import SampledRows, row_logprobs, sample_rows
-from worker_svc.simulated.step_times import StepShape
 from worker_svc.simulated.token_memory import ResolvedTokens, TokenMemory
 
 Array = np.ndarray

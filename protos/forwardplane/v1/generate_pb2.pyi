@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from protos.forwardplane.v1 import plan_pb2 as _plan_pb2
 from protos.forwardplane.v1 import sampling_pb2 as _sampling_pb2
 from protos.forwardplane.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -875,6 +876,7 @@ class WorkerLoad(_message.Message):
     GRAPH_REPLAYS_FIELD_NUMBER: _builtins.int
     GRAPH_MISSES_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAPHS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: _worker_pb2.WorkerState.ValueType
     device: _builtins.str
@@ -891,6 +893,10 @@ class WorkerLoad(_message.Message):
     graph_replays: _builtins.int
     graph_misses: _builtins.int
     padded_tokens: _builtins.int
+    @_builtins.property
+    def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphUse]:
+        """Of each phase that ran; their sums are the three counts above."""
+
     def __init__(
         self,
         *,
@@ -910,14 +916,72 @@ class WorkerLoad(_message.Message):
         graph_replays: _builtins.int = ...,
         graph_misses: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
+        graphs: _abc.Iterable[Global___GraphUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "graph_misses", b"graph_misses", "graph_replays", b"graph_replays", "kernels", b"kernels", "name", b"name", "numerics", b"numerics", "padded_tokens", b"padded_tokens", "pages", b"pages", "pages_used", b"pages_used", "plan_bytes", b"plan_bytes", "plan_rows", b"plan_rows", "plans", b"plans", "plans_in_flight", b"plans_in_flight", "requests_running", b"requests_running", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "graph_misses", b"graph_misses", "graph_replays", b"graph_replays", "graphs", b"graphs", "kernels", b"kernels", "name", b"name", "numerics", b"numerics", "padded_tokens", b"padded_tokens", "pages", b"pages", "pages_used", b"pages_used", "plan_bytes", b"plan_bytes", "plan_rows", b"plan_rows", "plans", b"plans", "plans_in_flight", b"plans_in_flight", "requests_running", b"requests_running", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class GraphUse(_message.Message):
+    """How the forwards of one phase ran: each is a replay, or a miss with one reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    REAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    phase: _plan_pb2.GraphPhase.ValueType
+    replays: _builtins.int
+    real_tokens: _builtins.int
+    """Rows (decode) or tokens (prefill) that the replays were asked for, and what they computed beside that."""
+    padded_tokens: _builtins.int
+    @_builtins.property
+    def misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphMisses]: ...
+    def __init__(
+        self,
+        *,
+        phase: _plan_pb2.GraphPhase.ValueType = ...,
+        replays: _builtins.int = ...,
+        real_tokens: _builtins.int = ...,
+        padded_tokens: _builtins.int = ...,
+        misses: _abc.Iterable[Global___GraphMisses] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["misses", b"misses", "padded_tokens", b"padded_tokens", "phase", b"phase", "real_tokens", b"real_tokens", "replays", b"replays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphUse: _TypeAlias = GraphUse  # noqa: Y015
+
+@_typing.final
+class GraphMisses(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _plan_pb2.GraphRefusal.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _plan_pb2.GraphRefusal.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphMisses: _TypeAlias = GraphMisses  # noqa: Y015
 
 @_typing.final
 class GetLoadReply(_message.Message):

@@ -10,14 +10,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError, from_json
 
-from protos.wire.errors import EngineError, InvalidRequest, UnsupportedFeature
-
-HIDDEN_TAG = "?"
-"""Begins the names of a union's members, which are no part of a field's place."""
-_MAX_SHOWN_CHARS = 64
-_NOT_OFFERED, _UNKNOWN = "not_offered", "unknown_field"
+from protos.wire.errors import InvalidRequest
+from scheduler_svc.edge.http_front.body_refusals import MAX_SHOWN_CHARS, NOT_OFFERED, UNKNOWN, body_refusal
 
 Neutral = Mapping[str, tuple[object, ...]]
 """Fields of OpenAI's API that this server does not offer, with the values, beside null, that ask for nothing."""
@@ -42,9 +38,9 @@ class ClosedFields(BaseModel):
             if name in known:
                 kept[name] = value
             elif name not in cls.neutral:
-                raise PydanticCustomError(_UNKNOWN, "is not a field of this request", {"name": name})
+                raise PydanticCustomError(UNKNOWN, "is not a field of this request", {"name": name})
             elif value is not None and not any(_is_same(value, neutral) for neutral in cls.neutral[name]):
-                raise PydanticCustomError(_NOT_OFFERED, "is not offered by this server", {"name": name})
+                raise PydanticCustomError(NOT_OFFERED, "is not offered by this server", {"name": name})
         return kept
 
 
@@ -67,7 +63,7 @@ def parse_fields(body: bytes, model: type[FieldsT]) -> FieldsT:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_input=False)[0]) from None
+        raise body_refusal(error.errors(include_url=False)[0]) from None
 
 
 def _is_same(value: object, neutral: object) -> bool:
@@ -82,27 +78,6 @@ def _each_once(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
-            field = name[:_MAX_SHOWN_CHARS]
+            field = name[:MAX_SHOWN_CHARS]
             raise InvalidRequest(f"{field} is given twice", field=field)
         seen.add(name)
-
-
-def _refusal(problem: ErrorDetails) -> EngineError:
-    field = ""
-    for step in (*problem["loc"], *_named(problem)):
-        if isinstance(step, int):
-            field += f"[{step}]"
-        elif not step.startswith(HIDDEN_TAG):
-            field += f".{step[:_MAX_SHOWN_CHARS]}" if field else step[:_MAX_SHOWN_CHARS]
-    if problem["type"] == _NOT_OFFERED:
-        return UnsupportedFeature(f"{field} {problem['msg']}", field=field)
-    told = "it should be an object" if problem["type"] == "model_type" else problem["msg"]
-    says = told if problem["type"] == _UNKNOWN else f"is refused: {told}"
-    return InvalidRequest(f"{field or 'the body'} {says}", field=field)
-
-
-def _named(problem: ErrorDetails) -> list[str]:
-    """The field that our own checks name; pydantic's have it in their place."""
-    if problem["type"] not in (_NOT_OFFERED, _UNKNOWN):
-        return []
-    return [str(problem["ctx"]["name"])[:_MAX_SHOWN_CHARS]]

@@ -12,7 +12,7 @@ from aiohttp import web
 from protos.forwardplane.v1.generate_pb2 import Embedding, EmbedRequest, GenerateRequest, TokenPrompt
 from protos.wire.errors import EngineError
 from protos.wire.limits import DEFAULT_DEADLINE_S
-from scheduler_svc.edge.caller_identity import ANONYMOUS
+from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.embedder import Times, embeddings
 from scheduler_svc.edge.http_front.answering import OK, Answered
@@ -24,7 +24,7 @@ from scheduler_svc.edge.metrics import counting_rejections
 _NAMES = {"tokens.ids": "input", "text": "input", "requests": "input", "prompt": "input", "client_tag": "user"}
 
 
-async def embedding_answer(body: bytes, parts: EdgeParts) -> Answered:
+async def embedding_answer(body: bytes, parts: EdgeParts, caller: CallerIdentity) -> Answered:
     """Answer a call.
 
     Raises:
@@ -35,7 +35,7 @@ async def embedding_answer(body: bytes, parts: EdgeParts) -> Answered:
         request = parse_fields(body, EmbeddingRequest)
     with _callers_words():
         made = await embeddings(
-            _embed_request(request), parts, ANONYMOUS, times=Times(arrived, arrived + DEFAULT_DEADLINE_S)
+            _embed_request(request), parts, caller, times=Times(arrived, arrived + DEFAULT_DEADLINE_S)
         )
     reply = _reply(made, model=parts.link.facts.card.name, is_base64=request.encoding_format == "base64")
     return Answered(web.json_response(reply), OK)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from protos.wire.limits import DEFAULT_DEADLINE_S
 from scheduler_svc.edge.admission import MAX_HELD_IDS
-from scheduler_svc.edge.caller_identity import ANONYMOUS
+from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.http_front.answering import Answered, Begun, answer_streamed, answer_whole
 from scheduler_svc.edge.http_front.asked import Asked, asked_of_chat, asked_of_completion
@@ -34,23 +34,25 @@ class GenerationCalls:
         self._write_limit_s = write_limit_s
         self._pacing = WritePacing(lambda: parts.link.num_streams)
 
-    async def chat(self, http: web.Request, body: bytes) -> Answered:
+    async def chat(self, http: web.Request, body: bytes, caller: CallerIdentity) -> Answered:
         """Answer a chat.
 
         Raises:
             EngineError: refused, or failed before anything was written.
         """
-        return await self._answer(http, body, asked_of_chat)
+        return await self._answer(http, body, asked_of_chat, caller=caller)
 
-    async def completion(self, http: web.Request, body: bytes) -> Answered:
+    async def completion(self, http: web.Request, body: bytes, caller: CallerIdentity) -> Answered:
         """Answer a completion of one or more prompts.
 
         Raises:
             EngineError: as `chat`.
         """
-        return await self._answer(http, body, asked_of_completion)
+        return await self._answer(http, body, asked_of_completion, caller=caller)
 
-    async def _answer(self, http: web.Request, body: bytes, read: Callable[[bytes], Asked]) -> Answered:
+    async def _answer(
+        self, http: web.Request, body: bytes, read: Callable[[bytes], Asked], *, caller: CallerIdentity
+    ) -> Answered:
         arrived = asyncio.get_running_loop().time()
         deadline = arrived + DEFAULT_DEADLINE_S
         link, metrics = self._parts.link, self._parts.metrics
@@ -60,7 +62,7 @@ class GenerationCalls:
             with counting_rejections(metrics):
                 streams = await self._parts.admission.open_streams(
                     asked.generations,
-                    ANONYMOUS,
+                    caller,
                     deadline=deadline,
                     max_held_ids=MAX_HELD_IDS if asked.is_streamed else None,
                 )

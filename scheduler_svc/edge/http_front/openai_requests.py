@@ -17,7 +17,8 @@ from protos.wire.limits import (
     MAX_PROMPTS_PER_CALL,
     MAX_STOP_TOKEN_IDS,
 )
-from scheduler_svc.edge.http_front.closed_fields import HIDDEN_TAG, ClosedFields, Neutral
+from scheduler_svc.edge.http_front.body_refusals import HIDDEN_TAG, WRONG_KIND
+from scheduler_svc.edge.http_front.closed_fields import ClosedFields, Neutral
 from scheduler_svc.edge.http_front.output_shapes import ResponseFormat, StructuredOutputs
 
 _TEXT, _IDS = f"{HIDDEN_TAG}text", f"{HIDDEN_TAG}ids"
@@ -59,12 +60,13 @@ _MESSAGE_NEUTRAL: Neutral = MappingProxyType(
 
 
 def _one_or_more(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    return _list_of(value, "has to be a text or a list of texts", one=value)
 
 
 def _prompts(value: Any) -> Any:
-    is_ids = isinstance(value, list) and bool(value) and isinstance(value[0], int)
-    return [value] if is_ids or isinstance(value, str) else value
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return [value]
+    return _list_of(value, "has to be a text, a list of texts, or token ids", one=value)
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -72,12 +74,19 @@ def _kind_of_prompt(value: Any) -> str:
 
 
 def _parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    return _list_of(value, "has to be a text or a list of parts", one={"type": "text", "text": value})
+
+
+def _list_of(value: Any, needed: str, *, one: Any) -> Any:
+    """`value` if it is a list, or a list of `one` if it is a text."""
+    if not isinstance(value, list | str):
+        raise PydanticCustomError(WRONG_KIND, "{needed}", {"needed": needed})
+    return [one] if isinstance(value, str) else value
 
 
 def _few_biases(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS_IDS:
-        raise PydanticCustomError("too_long", f"it has {len(value)} items; the limit is {MAX_LOGIT_BIAS_IDS}")
+        raise PydanticCustomError(WRONG_KIND, f"has {len(value)} items; the limit is {MAX_LOGIT_BIAS_IDS}")
     return value
 
 

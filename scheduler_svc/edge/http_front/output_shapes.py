@@ -13,7 +13,8 @@ from pydantic import Discriminator, Field, Tag
 from protos.forwardplane.v1.generate_pb2 import ChoiceList, GenerateRequest
 from protos.wire.errors import InvalidRequest
 from protos.wire.limits import MAX_CHOICES
-from scheduler_svc.edge.http_front.closed_fields import HIDDEN_TAG, ClosedFields, Neutral
+from scheduler_svc.edge.http_front.body_refusals import HIDDEN_TAG, WRONG_KIND
+from scheduler_svc.edge.http_front.closed_fields import ClosedFields, Neutral
 
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "choice.texts", "choice", "grammar")
 """As errors name them, the core's as well; a name comes before the beginning of it."""
@@ -62,8 +63,23 @@ ResponseFormat = Annotated[
     Annotated[AnyText, Tag(_TEXT)] | Annotated[AnyObject, Tag(_OBJECT)] | Annotated[BySchema, Tag(_SCHEMA)],
     Discriminator(
         _kind_of_format,
-        custom_error_type="response_format",
-        custom_error_message="it should be an object whose type is text, json_object or json_schema",
+        custom_error_type=WRONG_KIND,
+        custom_error_message="has to be an object whose type is text, json_object or json_schema",
+    ),
+]
+
+
+def _kind_of_schema(value: Any) -> str | None:
+    if isinstance(value, str):
+        return _AS_TEXT
+    return _AS_JSON if isinstance(value, dict) else None
+
+
+_AS_JSON, _AS_TEXT = f"{HIDDEN_TAG}json", f"{HIDDEN_TAG}text"
+JsonOrText = Annotated[
+    Annotated[dict[str, Any], Tag(_AS_JSON)] | Annotated[str, Tag(_AS_TEXT)],
+    Discriminator(
+        _kind_of_schema, custom_error_type=WRONG_KIND, custom_error_message="has to be a schema, or its text"
     ),
 ]
 
@@ -71,7 +87,7 @@ ResponseFormat = Annotated[
 class StructuredOutputs(ClosedFields):
     """One of four ways to say what the whole output has to match."""
 
-    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_: Annotated[JsonOrText | None, Field(alias="json")] = None
     """A schema, or its text."""
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True, max_length=MAX_CHOICES)] | None = None

@@ -13,7 +13,7 @@ from protos.client.bench_figures import bench_figures, distribution, inter_token
 from protos.client.bench_options import LoadOptions, PromptOptions, load_plan
 from protos.client.bench_records import Outcome, RequestRecord
 from protos.client.bench_report import BenchContext, as_json, check_plot, draw_plot
-from protos.client.bench_workload import arrival_times, parse_lengths, read_prompts, workload
+from protos.client.bench_workload import arrival_times, parse_lengths, prompt_source, read_prompts, workload
 from protos.client.exit_codes import WrongUsage
 from protos.client.messages import Chat, ModelDescription, TokenIds
 from protos.wire.errors import DeadlinePassed, InvalidRequest, QueueFull
@@ -102,7 +102,7 @@ def test_nothing_measured_gives_no_figures():
 
 
 def asked(**options):
-    return workload(PromptOptions(**options), MODEL)
+    return workload(prompt_source(PromptOptions(**options)), MODEL)
 
 
 def test_the_same_number_is_the_same_request_and_lengths_follow_their_distribution():
@@ -123,7 +123,9 @@ def test_prompts_and_answers_fit_the_context_and_share_a_prefix_when_told():
     assert len({request.prompt.ids[:4] for request in requests if len(request.prompt.ids) >= 4}) == 1
 
 
-@pytest.mark.parametrize("text", ["", "0", "5-4", "-3", "x", "lognormal:5", "lognormal:0:1", "lognormal:5:0", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "5-4", "-3", "x", "lognormal:5", "lognormal:0:1", "lognormal:5:0", "1.5", "1048577", "9" * 400]
+)
 def test_a_length_that_cannot_be_read_is_wrong_usage(text):
     with pytest.raises(WrongUsage, match="--prompt-tokens takes"):
         parse_lengths(text, flag="--prompt-tokens")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from protos.client.embed_messages import EmbedOptions, embed_request
-from protos.client.messages import Chat, GenerateOptions, TokenIds, chunk_from, generate_request, generation_from
+from protos.client.messages import Chat, GenerateOptions, TokenIds, chunk_from, generation_from
 from protos.client.prompt_messages import HiddenStates
+from protos.client.request_messages import generate_request
 from protos.forwardplane.v1.generate_pb2 import HIDDEN_STATE_SELECTION_FULL, GenerateChunk, Generation
 from protos.wire.errors import InvalidRequest
 

@@ -7,7 +7,8 @@ import pytest
 from protos.client.command import app
 from protos.client.exit_codes import WrongUsage
 from protos.client.generate_command import AnswerArguments, GenerateArguments, options_of
-from protos.client.messages import GenerateOptions, chunk_from, generate_request, generation_from
+from protos.client.messages import GenerateOptions, chunk_from, generation_from
+from protos.client.request_messages import generate_request
 from protos.forwardplane.v1 import generate_pb2 as pb
 from protos.wire.errors import InvalidRequest
 

@@ -11,7 +11,7 @@ from protos.wire.errors import InvalidRequest, TicketRefused, UnsupportedFeature
 from protos.wire.limits import MAX_TICKET_BYTES
 from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
 from scheduler_svc.edge.resume_tickets import Ticket, TicketDesk, read_keys, request_digest
-from scheduler_svc.edge.resuming import sample_terms, set_held
+from scheduler_svc.edge.resuming import Asked, ResumeDesk, SampleTerms, set_held
 from tests.support.edge_harness import tiny_card
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 65))
@@ -53,8 +53,6 @@ def test_an_unknown_key_another_request_and_age_are_refused() -> None:
     for opening, of_request in ((desk(NEW), DIGEST), (desk(OLD), bytes(31) + b"\1"), (desk(OLD, now=1100.5), DIGEST)):
         with pytest.raises(TicketRefused):
             opening.open(sealed, of_request)
-    with pytest.raises(UnsupportedFeature, match="no resume key"):
-        desk().open(sealed, DIGEST)
 
 
 def test_the_digest_is_of_all_that_was_asked_by_whom_of_which_model() -> None:
@@ -73,22 +71,38 @@ def test_the_digest_is_of_all_that_was_asked_by_whom_of_which_model() -> None:
     assert len({digest(request), *others}) == 1 + len(others)
 
 
+def terms(request: GenerateRequest, tickets: TicketDesk | None) -> list[SampleTerms]:
+    return ResumeDesk(tickets).terms(Asked(request, [1, 2], card=CARD, caller=ANONYMOUS), left_s=60.0)[1]
+
+
 def test_samples_of_one_request_share_id_and_seed_and_a_server_without_key_gives_no_tickets() -> None:
     request = GenerateRequest(text="a", sampling=SamplingParameters(n=3))
-    terms = sample_terms(request, DIGEST, desk(OLD), left_s=60)
-    assert [own.ticket.sample_index for own in terms] == [0, 1, 2]
-    assert len({(own.ticket.request_id, own.ticket.seed) for own in terms}) == 1
-    assert [own.sealed for own in sample_terms(request, DIGEST, desk(), left_s=60)] == [b"", b"", b""]
+    sealed = terms(request, desk(OLD))
+    assert [own.ticket.sample_index for own in sealed] == [0, 1, 2]
+    assert len({(own.ticket.request_id, own.ticket.seed) for own in sealed}) == 1
+    assert [own.sealed for own in terms(request, None)] == [b"", b"", b""]
+    with pytest.raises(UnsupportedFeature, match="no resume key"):
+        terms(GenerateRequest(text="a", resume=[ResumedSample(ticket=sealed[0].sealed)]), None)
 
 
 def test_a_sample_twice_and_tickets_of_two_requests_are_refused() -> None:
     request = GenerateRequest(text="a", sampling=SamplingParameters(n=2))
-    first = sample_terms(request, DIGEST, desk(OLD), left_s=60)
-    second = sample_terms(request, DIGEST, desk(OLD), left_s=60)
+    first, second = terms(request, desk(OLD)), terms(request, desk(OLD))
     for tickets, error in (((first[0], first[0]), InvalidRequest), ((first[0], second[1]), TicketRefused)):
         resumed = GenerateRequest(resume=[ResumedSample(ticket=own.sealed) for own in tickets])
+        resumed.MergeFrom(request)
         with pytest.raises(error):
-            sample_terms(resumed, DIGEST, desk(OLD), left_s=60)
+            terms(resumed, desk(OLD))
+
+
+def test_a_resumed_request_has_the_time_that_its_ticket_says() -> None:
+    request = GenerateRequest(text="a")
+    (own,) = terms(request, desk(OLD))
+    request.resume.append(ResumedSample(ticket=own.sealed))
+    asked = Asked(request, [1, 2], card=CARD, caller=ANONYMOUS)
+    left_s, (again,) = ResumeDesk(desk(OLD, now=1040.0)).terms(asked, left_s=600.0)
+    assert 20 <= left_s <= 21
+    assert again.ticket == own.ticket
 
 
 @pytest.mark.parametrize(
@@ -122,7 +136,6 @@ def test_keys_are_read_from_a_file_first_one_first(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# new\n{NEW.hex()}\n\n{OLD.hex()}\n")
     assert read_keys(path) == (NEW, OLD)
-    assert read_keys(None) == ()
 
 
 @pytest.mark.parametrize("content", [None, "", "# none\n", "xyz\n", OLD.hex()[:-2], "\udcff"])

@@ -127,6 +127,12 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             errors.MessageTooLarge,
             "a message is over the byte cap of the transport",
         ),
+        (
+            EXHAUSTED,
+            "CLIENT: Received message larger than max (5 vs. 4)",
+            errors.MessageTooLarge,
+            "a message has 5 bytes; the limit of the transport is 4",
+        ),
         (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", errors.NotOffered, "h:1 does not offer this call"),
         (grpc.StatusCode.CANCELLED, "", errors.RequestAborted, "the call was cancelled"),
         (
@@ -136,7 +142,8 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             "h:1 did not answer within the call's deadline",
         ),
         (grpc.StatusCode.INTERNAL, "", errors.InternalFault, "h:1 answered INTERNAL"),
-        (grpc.StatusCode.PERMISSION_DENIED, "no", errors.CallerError, "no"),
+        (grpc.StatusCode.PERMISSION_DENIED, "no", errors.PermissionDenied, "no"),
+        (grpc.StatusCode.UNAUTHENTICATED, "no", errors.Unauthenticated, "no"),
     ],
 )
 def test_statuses_that_grpc_makes_become_classes(code, details, expected, message):
