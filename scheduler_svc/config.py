@@ -134,6 +134,16 @@ class EdgeConfig(ConfigGroup):
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
 
 
+class ResumeConfig(ConfigGroup):
+    """What outlives a scheduler. Read by the edges."""
+
+    resume_key_file: UserPath | None = Field(
+        default=None,
+        description="File of keys, one a line in hexadecimal, 32 bytes or more: the first seals the tickets with which "
+        "callers go on after a scheduler's death, each opens them; unset = they cannot.",
+    )
+
+
 class CallerCertificates(StrEnum):
     """Whether callers must have a certificate of the authority in `caller_tls_dir`."""
 
@@ -328,6 +338,7 @@ class SchedulerConfig(ConfigGroup):
     process: ProcessConfig = ProcessConfig()
     model: ModelConfig = ModelConfig()
     edge: EdgeConfig = EdgeConfig()
+    resume: ResumeConfig = ResumeConfig()
     tls: SchedulerTlsConfig = SchedulerTlsConfig()
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()

@@ -11,6 +11,7 @@ from protos.service.model_description import described_folder
 from protos.service.model_files import ModelFolder, read_model_folder
 from worker_svc.config import Device, ExecutorConfig, WorkerConfig
 from worker_svc.executor import Executor
+from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
 from worker_svc.setting_rules import combination_problems
 
@@ -49,7 +50,7 @@ async def run_worker(config: WorkerConfig) -> ExitCode:
     described_folder(folder)  # refused here, no port has been opened
     _logger.info("model", extra={"model": folder.card.name, "architecture": folder.card.architecture})
     build = partial(build_executor, folder, config)
-    service = WorkerService(build, server=config.server, observability=config.observability, tls=config.tls)
+    service = WorkerService(build, Listeners(config.server, config.observability, config.tls), config.server)
     return await service.run()
 
 

@@ -4,6 +4,8 @@ Both raise the error taxonomy of `protos.wire.errors`, never a `grpc.RpcError`. 
 is cancelled on the server. Neither keeps state beyond its channel.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -31,10 +33,12 @@ from protos.client.request_messages import (
     generate_request,
     tokenize_request,
 )
+from protos.client.resuming import DEFAULT_RESUME_S, Patience, ResumableStream
 from protos.client.server_access import CallerCredentials
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.status import from_rpc_error
+from protos.wire.errors import RequestAborted
 
 DEFAULT_OPTIONS = GenerateOptions()
 DEFAULT_EMBEDDING = EmbedOptions()
@@ -45,16 +49,26 @@ UNARY_TIMEOUT_S = 30.0
 class GenerationClient:
     """Blocking client of one scheduler. Safe to share between threads; close it, or use it as a context manager."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None, credentials: CallerCredentials = NOBODY) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float = DEFAULT_RESUME_S,
+        credentials: CallerCredentials = NOBODY,
+    ) -> None:
         """Open a lazy channel; nothing is sent yet.
 
         Args:
             target: `HOST:PORT` of a scheduler edge, or any gRPC target.
             timeout_s: deadline of each generation in seconds; None leaves it to the server (600 s).
+            resume_s: how long a generation that lost its scheduler looks for one that goes on with it; 0: not at all.
             credentials: as whom to call; absent: in plain text, as nobody.
         """
         self._target = target
         self._timeout_s = timeout_s
+        self._resume_s = resume_s
+        self._is_closed = False
         self._who = credentials.metadata()
         self._channel = sync_caller_channel(target, credentials.security())
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
@@ -69,34 +83,50 @@ class GenerationClient:
 
     def close(self) -> None:
         """Close the channel; running streams are cancelled."""
+        self._is_closed = True
         self._channel.close()
 
     def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
         """Chunks as the server releases them; each sample's last one carries finish, usage and seed.
 
+        A stream that loses its scheduler goes on behind what has come, where the server gives resume tickets.
+
         Raises:
             EngineError: the class that the server raised, or UnavailableError when no server answers.
         """
-        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s, metadata=self._who)
-        try:
-            for message in call:
-                yield chunk_from(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        finally:
-            call.cancel()
+        request = generate_request(prompt, options)
+        stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
+        while (rest := stream.rest()) is not None:
+            check_open(is_closed=self._is_closed)
+            call = self._stub.Generate(rest, timeout=stream.timeout_s(), metadata=self._who)
+            try:
+                for message in call:
+                    stream.take(message)
+                    yield chunk_from(message)
+            except grpc.RpcError as error:
+                time.sleep(pause_s(stream, error, target=self._target))
+            else:
+                return
+            finally:
+                call.cancel()
 
     def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """Whole answers, in the order of the prompts; samples of one prompt follow each other.
+
+        A call that loses its scheduler is made again from the start.
 
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.
         """
         request = generate_once_request(prompts, options)
-        try:
-            reply = self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        patience = Patience(self._resume_s)
+        while True:
+            check_open(is_closed=self._is_closed)
+            try:
+                reply = self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
+                break
+            except grpc.RpcError as error:
+                time.sleep(pause_s(patience, error, target=self._target))
         return [generation_from(message) for message in reply.generations]
 
     def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
@@ -169,10 +199,19 @@ class GenerationClient:
 class AsyncGenerationClient:
     """Asyncio client of one scheduler, for one event loop. Close it, or use it with `async with`."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None, credentials: CallerCredentials = NOBODY) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float = DEFAULT_RESUME_S,
+        credentials: CallerCredentials = NOBODY,
+    ) -> None:
         """Open a lazy channel; arguments as for `GenerationClient`."""
         self._target = target
         self._timeout_s = timeout_s
+        self._resume_s = resume_s
+        self._is_closed = False
         self._who = credentials.metadata()
         self._channel = caller_channel(target, credentials.security())
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
@@ -187,26 +226,38 @@ class AsyncGenerationClient:
 
     async def close(self) -> None:
         """Close the channel; running streams are cancelled."""
+        self._is_closed = True
         await self._channel.close()
 
     async def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> AsyncIterator[Chunk]:
         """As `GenerationClient.stream`."""
-        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s, metadata=self._who)
-        try:
-            async for message in call:
-                yield chunk_from(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        finally:
-            call.cancel()
+        request = generate_request(prompt, options)
+        stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
+        while (rest := stream.rest()) is not None:
+            check_open(is_closed=self._is_closed)
+            call = self._stub.Generate(rest, timeout=stream.timeout_s(), metadata=self._who)
+            try:
+                async for message in call:
+                    stream.take(message)
+                    yield chunk_from(message)
+            except grpc.RpcError as error:
+                await asyncio.sleep(pause_s(stream, error, target=self._target))
+            else:
+                return
+            finally:
+                call.cancel()
 
     async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """As `GenerationClient.generate`."""
         request = generate_once_request(prompts, options)
-        try:
-            reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        patience = Patience(self._resume_s)
+        while True:
+            check_open(is_closed=self._is_closed)
+            try:
+                reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
+                break
+            except grpc.RpcError as error:
+                await asyncio.sleep(pause_s(patience, error, target=self._target))
         return [generation_from(message) for message in reply.generations]
 
     async def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
@@ -270,3 +321,26 @@ class AsyncGenerationClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
+
+
+def pause_s(asked: ResumableStream | Patience, error: grpc.RpcError, *, target: str) -> float:
+    """How long to wait before asking again for what `asked` is about.
+
+    Raises:
+        EngineError: not to be asked for again.
+    """
+    failure = from_rpc_error(error, target=target)
+    seconds = asked.pause_s(failure)
+    if seconds is None:
+        raise asked.final(failure) from error
+    return seconds
+
+
+def check_open(*, is_closed: bool) -> None:
+    """Whether a call may begin.
+
+    Raises:
+        RequestAborted: the client was closed, maybe while a stream looked for its next scheduler.
+    """
+    if is_closed:
+        raise RequestAborted("the client is closed")

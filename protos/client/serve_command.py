@@ -4,6 +4,7 @@ Parses and starts; imports neither service. The model is fetched first, so that 
 """
 
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from protos.client.fetch_model import model_for_device
 from protos.client.process_group import ProcessGroup, ServiceCommand
+from protos.client.serve_files import NO_FILES, ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.config import ConfigError
 from protos.service.lifecycle import SAME_SIGNAL_S
@@ -164,8 +166,8 @@ class ServeOptions:
     """Limits of each worker."""
     simulated: SimulatedOptions = SimulatedOptions()
     """What the device `simulated` is like."""
-    record: Path | None = None
-    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
+    files: ServeFiles = NO_FILES
+    """Files of the scheduler."""
 
     @property
     def model_name(self) -> str:
@@ -255,17 +257,16 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         "--max-hidden-mode": options.max_hidden_mode,
         "--log-level": options.log_level,
     }
-    if options.record is not None:
-        arguments["--record"] = str(options.record.absolute())
     if options.ports.http_port:
         arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
         arguments["--budget-tokens"] = str(options.budget_tokens)
     return ServiceCommand(
         name="scheduler",
-        arguments=("-m", "scheduler_svc", *_flags(arguments | _guarded(options.security))),
+        arguments=("-m", "scheduler_svc", *_flags(arguments | options.files.flags() | _guarded(options.security))),
         health_target=f"127.0.0.1:{options.ports.health_port}",
         health_service=GENERATION_SERVICE,
+        restarts=options.files.resume_key_file is not None,
     )
 
 
@@ -311,11 +312,16 @@ _WORKER_PORTS = ("worker_port", "worker_health_port", "worker_metrics_port")
 
 
 def serve(options: ServeOptions, console: Console) -> int:
-    """Run until a signal or a dead child. Returns the exit code.
+    """Run until a signal or the end of a child that cannot be started again. Returns the exit code.
 
     Raises:
         EngineError: the model, a port or a process is not usable.
     """
+    with tempfile.TemporaryDirectory(prefix="forwardplane-") as folder:
+        return _serve(replace(options, files=options.files.with_key(Path(folder))), console)
+
+
+def _serve(options: ServeOptions, console: Console) -> int:
     if options.ports.http_port is None:
         options = replace(options, ports=replace(options.ports, http_port=DEFAULT_HTTP_PORT))
     stop = threading.Event()

@@ -27,6 +27,9 @@ _PLAN_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 _CALLER_OPTIONS = (
+    # A scheduler that is started again is found at once: its callers have streams to go on with.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", MAX_CALLER_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_CALLER_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),

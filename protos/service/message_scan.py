@@ -5,8 +5,7 @@ not given back. So a long message is walked first, and one with too many fields 
 left to the parser, which knows best. Knows the schema only by its descriptors.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from protos.wire.limits import MAX_MESSAGE_FIELDS
 
@@ -17,6 +16,14 @@ _VARINT, _LONG, _BYTES, _INT = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 _Fields: TypeAlias = "dict[int, _Fields]"
+
+
+class _Part(NamedTuple):
+    """Where in the bytes a message lies, and which of its fields hold messages."""
+
+    begin: int
+    end: int
+    fields: _Fields
 
 
 class MessageScan:
@@ -48,26 +55,30 @@ def _embedded(descriptor: Any, known: dict[str, _Fields]) -> _Fields:
     return fields
 
 
-def _exceeds(data: bytes, fields: Mapping[int, Any]) -> bool:
-    waiting = [(0, len(data), fields)]
-    seen = 0
-    while waiting:
-        place, end, known = waiting.pop()
-        while place < end:
-            seen += 1
-            if seen > MAX_MESSAGE_FIELDS:
-                return True
-            tag, place = _varint(data, place)
-            kind = tag & 7
-            if kind == _BYTES:
-                size, place = _varint(data, place)
-                inner = known.get(tag >> 3)
-                if inner is not None and size:
-                    waiting.append((place, min(place + size, end), inner))
-                place += size
-            else:
-                place = _skipped(data, place, kind)
-    return False
+def _exceeds(data: bytes, fields: _Fields) -> bool:
+    waiting = [_Part(0, len(data), fields)]
+    left = MAX_MESSAGE_FIELDS
+    while waiting and left >= 0:
+        left -= _walked(data, waiting.pop(), waiting, most=left)
+    return left < 0
+
+
+def _walked(data: bytes, part: _Part, waiting: list[_Part], *, most: int) -> int:
+    """How many fields the part has itself, or one more than `most`; embedded messages join those that wait."""
+    place, seen = part.begin, 0
+    while place < part.end and seen <= most:
+        seen += 1
+        tag, place = _varint(data, place)
+        kind = tag & 7
+        if kind != _BYTES:
+            place = _skipped(data, place, kind)
+            continue
+        size, place = _varint(data, place)
+        inner = part.fields.get(tag >> 3)
+        if inner is not None and size:
+            waiting.append(_Part(place, min(place + size, part.end), inner))
+        place += size
+    return seen
 
 
 def _skipped(data: bytes, place: int, kind: int) -> int:

@@ -146,6 +146,13 @@ class NotOffered(CallerError):
     status = "UNIMPLEMENTED"
 
 
+class TicketRefused(CallerError):
+    """A ticket with which nothing can be resumed here."""
+
+    reason = "TICKET_REFUSED"
+    status = "FAILED_PRECONDITION"
+
+
 class NeverFits(CallerError):
     """The request is larger than the pool can ever hold."""
 

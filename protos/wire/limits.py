@@ -38,6 +38,7 @@ MAX_CLIENT_TAG_BYTES = 128
 MAX_REQUEST_ID_BYTES = 128
 """Of what a caller names to be aborted; the ids that are minted are shorter."""
 MAX_CACHE_SALT_BYTES = 256
+MAX_TICKET_BYTES = 256
 MAX_PRIORITY = 10
 MAX_LOGPROBS = 20
 MAX_PROMPT_VALUES = 1 << 20

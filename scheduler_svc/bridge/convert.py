@@ -38,8 +38,8 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         InternalFault: an edge sent something that its own checks exclude.
     """
     sampling = message.sampling
-    columns = (message.prompt_ids, message.stop_token_ids, sampling.allowed_ids, sampling.banned_ids)
-    if any(len(column) % _IDS.itemsize for column in (*columns, sampling.bias_ids, sampling.bias_values)):
+    ids = (message.prompt_ids, message.output_ids, message.stop_token_ids, sampling.allowed_ids, sampling.banned_ids)
+    if any(len(column) % _IDS.itemsize for column in (*ids, sampling.bias_ids, sampling.bias_values)):
         raise InternalFault("an edge sent a column of a broken length", field="prompt_ids")
     prompt_ids = np.frombuffer(message.prompt_ids, _IDS)
     if len(sampling.bias_ids) != len(sampling.bias_values):
@@ -64,7 +64,8 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         prompt_wants=prompt_wants(message.prompt_wants) if message.HasField("prompt_wants") else None,
     )
-    return RequestSubmitted(spec, message.traceparent)
+    output_ids = tuple(np.frombuffer(message.output_ids, _IDS).tolist())
+    return RequestSubmitted(spec, output_ids, message.traceparent)
 
 
 def cancelled(message: bridge_pb2.CancelStream, *, edge: int) -> RequestCancelled:

@@ -116,6 +116,8 @@ class RequestSubmitted:
     """A checked request asks for admission."""
 
     spec: RequestSpec
+    output_ids: tuple[int, ...] = ()
+    """What its caller has of the output, from a scheduler that is gone: it goes on behind them."""
     traceparent: str = ""
     """W3C trace context of the call, if it is recorded. Decides nothing."""
 

@@ -5,7 +5,7 @@ its streams end with it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -62,7 +62,8 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
             pairs = zip(streams, records, strict=True)
             sources = [paced_chunks(stream, record, self._pacing) for stream, record in pairs]
             async with aclosing(interleaved(sources) if len(sources) > 1 else sources[0]) as chunks:
-                async for chunk in _after_headers(chunks, context):
+                tickets = [stream.names.ticket for stream in streams if stream.names.ticket]
+                async for chunk in _after_headers(chunks, context, tickets=tickets):
                     yield chunk
 
     @override
@@ -146,10 +147,11 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
 
 
 async def _after_headers(
-    chunks: AsyncIterator[generate_pb2.GenerateChunk], context: Context
+    chunks: AsyncIterator[generate_pb2.GenerateChunk], context: Context, *, tickets: Sequence[bytes]
 ) -> AsyncIterator[generate_pb2.GenerateChunk]:
     async for first in chunks:
         await context.send_initial_metadata((("request-id", first.request_id),))
+        first.resume_tickets.extend(tickets)
         yield first
         break
     async for chunk in chunks:

@@ -102,10 +102,11 @@ class WorkerLink:
         """Keep the worker attached until cancelled, or until another scheduler has it."""
         while True:
             error = await self._one_term()
-            if isinstance(error, StaleEpoch) and not self._may_overtake(error):
+            if not isinstance(error, StaleEpoch):
+                await self._pause()
+            elif not self._may_overtake(error):
                 self._parts.listener.worker_fenced(self.worker, error)
                 return
-            await self._pause()
 
     async def _one_term(self) -> EngineError:
         """Attach and serve; returns why it ended or did not begin. Each try has its own channel and its own term."""

@@ -90,6 +90,7 @@ def fixtures() -> dict[str, bytes]:
     bodies |= {f"{m.DESCRIPTOR.name}.{name}": _serialize(m) for name, m in _other_choices().items()}
     bodies |= {f"{message.DESCRIPTOR.name}.echo": _serialize(message) for message in _echo_messages()}
     bodies |= {f"{message.DESCRIPTOR.name}.prompt": _serialize(message) for message in _prompt_messages()}
+    bodies |= {f"{message.DESCRIPTOR.name}.resume": _serialize(message) for message in _resume_messages()}
     return {f"{name}.bin": body for name, body in bodies.items()}
 
 
@@ -154,6 +155,21 @@ def _worker_messages() -> list[Message]:
         worker_pb2.DrainRequest(reason="upgrade"),
         worker_pb2.DrainReply(state=worker_pb2.WORKER_STATE_DRAINING),
         detail,
+    ]
+
+
+def _resume_messages() -> list[Message]:
+    held = generate_pb2.ResumedSample(
+        ticket=b"\1ticket",
+        token_ids=[5, 6],
+        text_bytes=4,
+        has_begun=True,
+        prompt_logprobs=3,
+        hidden_states=True,
+    )
+    return [
+        generate_pb2.GenerateRequest(text="hi", resume=[held]),
+        generate_pb2.GenerateChunk(request_id="r", resume_tickets=[b"\1ticket", b"\1other"]),
     ]
 
 

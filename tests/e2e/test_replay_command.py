@@ -15,6 +15,7 @@ from protos.client.fetch_model import fetch_model
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
 from protos.client.serve_command import SimulatedOptions, WorkerOptions
+from protos.client.serve_files import ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.plan_recording import Entry, EntryKind, RecordingWriter, read_entries, read_header
 from tests.support.recorded_runs import replayed, with_other_token, with_result
@@ -61,7 +62,9 @@ def ask_all(target):
 def recording(model_cache, tmp_path_factory):
     path = tmp_path_factory.mktemp("recordings") / "run"
     simulated = SimulatedOptions(simulated_step_ms=1.0)
-    with served(device="simulated", model_cache=model_cache, simulated=simulated, record=path) as server:
+    with served(
+        device="simulated", model_cache=model_cache, simulated=simulated, files=ServeFiles(record=path)
+    ) as server:
         ask_all(server.target)
     return path
 

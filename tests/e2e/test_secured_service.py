@@ -1,5 +1,6 @@
 """Real processes with TLS on every link and known callers: what is emitted, who is served, what the command says."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -80,13 +81,12 @@ def provoke(server, folders) -> list[str]:
         {"model": "CANARYMODEL"},
     ]
     with client_of(server, folders, TOKEN) as client:
-        for prompt in prompts:
-            for choice in options:
-                try:
-                    made = client.generate([prompt], GenerateOptions(max_tokens=2, **choice))
-                    assert made[0].token_ids
-                except EngineError as error:
-                    said.append(f"{error.message} {error.field}")
+        for prompt, choice in itertools.product(prompts, options):
+            try:
+                made = client.generate([prompt], GenerateOptions(max_tokens=2, **choice))
+                assert made[0].token_ids
+            except EngineError as error:
+                said.append(f"{error.message} {error.field}")
         try:
             client.generate([Chat.user("CANARYPROMPT")], GenerateOptions(max_tokens=2))
         except EngineError as error:

@@ -14,6 +14,7 @@ from tests.support.certificates import Authority, security_of
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import make_info
 from worker_svc.config import ObservabilityConfig, ServerConfig
+from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
 
 WORKER = "worker.forwardplane"
@@ -24,12 +25,9 @@ METHODS = sorted(METHOD_ROLES)
 
 @contextlib.asynccontextmanager
 async def worker_port(folder, *, hardened=False):
-    service = WorkerService(
-        lambda: FakeExecutor(make_info()),
-        server=ServerConfig(port=0, health_port=0),
-        observability=ObservabilityConfig(metrics_port=0),
-        tls=TlsConfig(tls_dir=folder, hardened=hardened),
-    )
+    server = ServerConfig(port=0, health_port=0)
+    listeners = Listeners(server, ObservabilityConfig(metrics_port=0), TlsConfig(tls_dir=folder, hardened=hardened))
+    service = WorkerService(lambda: FakeExecutor(make_info()), listeners, server)
     running = asyncio.create_task(service.run())
     while not service.listeners.port:
         await asyncio.sleep(0.005)

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 SITE = Path(__file__).parent / "audit_site"
 
 
@@ -27,16 +29,10 @@ def audited_children() -> Iterator[None]:
     """Children that are started in the block are watched; what they did is asserted at its end."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "audit.log"
-        before = {name: os.environ.get(name) for name in ("AUDIT_LOG", "PYTHONPATH")}
-        os.environ.update(audit_environment(log))
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in audit_environment(log).items():
+                patch.setenv(name, value)
             yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
         watched, found = findings(log)
         assert watched, "no process was watched"
         assert found == [], found

@@ -181,6 +181,12 @@ class CoreHarness:
             self.specs[spec.stream] = spec
         return self.step(*[RequestSubmitted(spec) for spec in specs])
 
+    def resume(self, spec: RequestSpec, output_ids: Sequence[int]) -> list[Instruction]:
+        """Another scheduler's request, whose caller has these tokens."""
+        self.specs[spec.stream] = spec
+        self.outputs[spec.stream] = list(output_ids)
+        return self.step(RequestSubmitted(spec, tuple(output_ids)))
+
     def cancel(self, stream_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Instruction]:
         return self.step(RequestCancelled(StreamKey(0, stream_id), reason))
 

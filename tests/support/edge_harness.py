@@ -24,6 +24,8 @@ from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.resume_tickets import TicketDesk
+from scheduler_svc.edge.resuming import ResumeDesk
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.grammar_checker import GrammarChecker
@@ -78,6 +80,7 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
+    tickets: TicketDesk | None = None,
     known: KnownCallers = EVERYBODY,
     credentials: grpc.ServerCredentials | None = None,
     http_tls: ssl.SSLContext | None = None,
@@ -90,19 +93,19 @@ async def running_edge(
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
     begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
-    card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
     encoder = PromptEncoder(tokenizer, template=chat, first_token_id=first_token_id, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
-    link = CoreLink(
-        bridge, card, has_chat_template=template is not None, max_streams=max_streams, reader_limits=reader_limits
-    )
+    card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
+    chats = template is not None
+    link = CoreLink(bridge, card, has_chat_template=chats, max_streams=max_streams, reader_limits=reader_limits)
     registry = CollectorRegistry()
-    parts = _parts(link, tokenizer, encoder, registry, max_hidden_mode=max_hidden_mode, known=known)
-    server = EdgeServer(
-        parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials), max_streams=max_streams
-    )
+    resuming = ResumeDesk(tickets)
+    admission = Admission(link, tokenizer, encoder, resuming=resuming, max_hidden_mode=max_hidden_mode)
+    parts = _parts(link, admission, tokenizer, encoder, registry, known=known)
+    address = EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials)
+    server = EdgeServer(parts, address, max_streams=max_streams)
     http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0, tls=http_tls), HttpLimits(**(http_limits or {})))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.stop)
@@ -127,17 +130,17 @@ async def running_edge(
 
 def _parts(
     link: CoreLink,
+    admission: Admission,
     tokenizer: TextTokenizer,
     encoder: PromptEncoder,
     registry: CollectorRegistry,
     *,
-    max_hidden_mode: HiddenMode,
     known: KnownCallers,
 ) -> EdgeParts:
     metrics = create_edge_metrics(registry)
     return EdgeParts(
         link=link,
-        admission=Admission(link, tokenizer, encoder, max_hidden_mode=max_hidden_mode),
+        admission=admission,
         tokenizer=tokenizer,
         encoder=encoder,
         metrics=metrics,

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import socket
+import tempfile
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -87,7 +89,15 @@ def _served(
         choices: fields of ServeOptions.
     """
     defaults = {"numerics": "reproducible", "execution": ServeExecution(graph="off")}
-    options = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
+    chosen = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        options = dataclasses.replace(chosen, files=chosen.files.with_key(Path(folder)))
+        yield from _running(options, worker_flags=worker_flags, scheduler_flags=scheduler_flags)
+
+
+def _running(
+    options: ServeOptions, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
+) -> Iterator[Served]:
     console = Console(quiet=True)
     group = ProcessGroup()
     try:

@@ -23,12 +23,13 @@ from worker_svc.rpc.worker_status import SERVICE_NAME
 _logger = logging.getLogger(__name__)
 
 _CALLS_END_S = 0.5
+_PLAIN = TlsConfig()
 
 
 class Listeners:
     """Made and used in one event loop, from start to stop of the process."""
 
-    def __init__(self, server: ServerConfig, observability: ObservabilityConfig, tls: TlsConfig) -> None:
+    def __init__(self, server: ServerConfig, observability: ObservabilityConfig, tls: TlsConfig = _PLAIN) -> None:
         self.health = HealthServer((SERVICE_NAME,))
         self.port = 0
         """The gRPC port, once bound."""

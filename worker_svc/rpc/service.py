@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
-from protos.service.security_config import TlsConfig
 from protos.wire.enums import WorkerState
-from worker_svc.config import ObservabilityConfig, ServerConfig
+from worker_svc.config import ServerConfig
 from worker_svc.executor import Executor
 from worker_svc.metrics import MemoryKind, create_metrics
 from worker_svc.rpc.device_thread import DeviceThread
@@ -23,7 +22,6 @@ from worker_svc.rpc.worker_status import WorkerStatus
 
 _STOP_MARGIN_S = 5.0
 _ABANDONED_LOAD_S = 0.2
-_PLAIN = TlsConfig()
 
 
 class WorkerService:
@@ -32,13 +30,11 @@ class WorkerService:
     def __init__(
         self,
         build: Callable[[], Executor],
-        *,
+        listeners: Listeners,
         server: ServerConfig,
-        observability: ObservabilityConfig,
-        tls: TlsConfig = _PLAIN,
     ) -> None:
         self.lifecycle = Lifecycle()
-        self.listeners = Listeners(server, observability, tls)
+        self.listeners = listeners
         self._build = build
         self._config = server
         self._metrics = create_metrics(self.listeners.registry)

@@ -146,6 +146,7 @@ class SubmitStream(_message.Message):
     ISOLATION_DOMAIN_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     PROMPT_WANTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     SHARE_DOMAIN_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
@@ -164,6 +165,8 @@ class SubmitStream(_message.Message):
     isolation_domain: _builtins.bytes
     """Streams of one domain share cached prefixes: 16 bytes of a hash."""
     priority: _builtins.int
+    output_ids: _builtins.bytes
+    """i32 little-endian: the output as far as the caller has it, of a stream that goes on."""
     share_domain: _builtins.bytes
     """Whose share of the work it is taken from; empty: the isolation domain's."""
     share: _builtins.float
@@ -195,13 +198,14 @@ class SubmitStream(_message.Message):
         isolation_domain: _builtins.bytes = ...,
         priority: _builtins.int = ...,
         prompt_wants: Global___PromptWants | None = ...,
+        output_ids: _builtins.bytes = ...,
         share_domain: _builtins.bytes = ...,
         share: _builtins.float | None = ...,
         traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "grammar", b"grammar", "prompt_wants", b"prompt_wants", "sampling", b"sampling", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "share", b"share", "share_domain", b"share_domain", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_ids", b"output_ids", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "share", b"share", "share_domain", b"share_domain", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__share: _TypeAlias = _typing.Literal["share"]  # noqa: Y015
     _WhichOneofArgType__share: _TypeAlias = _typing.Literal["_share", b"_share"]  # noqa: Y015

@@ -53,7 +53,7 @@ GRAMMARS = {
     "ebnf": 'start: "a"',
     "choice": ["a", "b"],
 }
-GRPC_ONLY = {"hidden_states", "prompt_logprobs.start"}
+GRPC_ONLY = {"hidden_states", "prompt_logprobs.start", "resume"}
 """What OpenAI's API has no field for."""
 IN_CALLERS_WORDS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "choice": "choice"}
 

@@ -56,15 +56,21 @@ OTHERS = {
     "log_level": "debug",
     "log_format": "json",
     "trace_endpoint": "http://collector:4317",
+    "tls_dir": "/tls",
+    "trust_domain": "example.org",
+    "insecure": "True",
+    "hardened": "True",
 }
+NEEDS = {"host": ("--insecure", "true")}
+"""What else has to be set with it."""
 
 
 def load(*arguments):
     return load_config(WorkerConfig, arguments=arguments, environment={}).value
 
 
-def fields():
-    value = load().model_dump(mode="json")
+def fields(*arguments):
+    value = load(*arguments).model_dump(mode="json")
     return {name: setting for group in value.values() for name, setting in group.items()}
 
 
@@ -74,8 +80,8 @@ def test_every_setting_is_tried():
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_a_flag_changes_its_setting_and_no_other(name):
-    before = fields()
-    loaded = load(f"--{name.replace('_', '-')}", OTHERS[name]).model_dump(mode="json")
+    before = fields(*NEEDS.get(name, ()))
+    loaded = load(f"--{name.replace('_', '-')}", OTHERS[name], *NEEDS.get(name, ())).model_dump(mode="json")
     after = {key: setting for group in loaded.values() for key, setting in group.items()}
     assert {key for key in after if after[key] != before[key]} == {name}
     found = after[name]
