@@ -2,12 +2,14 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from protos.wire.enums import ForwardMode, GraphPhase
+from protos.wire.plan import GraphChoice
 from tests.support.forwards import CPU
 from worker_svc.batch.sink_batch import sink_batch
 from worker_svc.device.tape import TapeDevice
@@ -18,6 +20,7 @@ from worker_svc.kv.sub_pools import LayerPlace
 from worker_svc.model_runner import ModelRunner
 from worker_svc.runners.eligibility import GraphShapes
 from worker_svc.runners.prefill_graph import PrefillGraphRunner
+from worker_svc.runners.shape_key import ShapeKey
 from worker_svc.runners.static_buffers import StaticBuffers
 
 pytestmark = [
@@ -89,3 +92,9 @@ def test_a_prepared_bucket_is_captured_without_compiling_and_the_context_serves_
     assert compiled > 1
     runner.capture(16, example=example)
     assert counters["stats"]["unique_graphs"] == compiled
+    key = ShapeKey(phase=GraphPhase.PREFILL, bucket=16)
+    replayed = runner.forward(replace(example, graph=GraphChoice(phase=key.phase, bucket=key.bucket)))
+    assert counters["stats"]["unique_graphs"] == compiled
+    with torch.inference_mode(), context.bind(example.pad(runner._padded(example, key))):
+        (eager,) = runner._work(key, context)
+    torch.testing.assert_close(replayed.last_hidden, eager[:1])
