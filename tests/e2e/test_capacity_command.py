@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from protos.client.serve_command import SimulatedOptions
+from protos.client.serve_files import ServeFiles
 from tests.support.served import served
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,7 +46,7 @@ def test_a_third_load_is_as_predicted_from_two_recorded_ones(tmp_path):
     table, recording = tmp_path / "steps.toml", tmp_path / "run.fprec"
     table.write_text(STEPS)
     simulated = SimulatedOptions(simulated_steps=table)
-    with served(device="simulated", numerics="fast", simulated=simulated, record=recording) as server:
+    with served(device="simulated", numerics="fast", simulated=simulated, files=ServeFiles(record=recording)) as server:
         for concurrency in (1, 8):
             bench(server, tmp_path / f"{concurrency}.json", concurrency, seed=concurrency)
     with served(device="simulated", numerics="fast", simulated=simulated) as server:
