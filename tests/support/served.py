@@ -14,7 +14,8 @@ from prometheus_client.samples import Sample
 from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
-from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
+from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
+from protos.client.serve_execution import ServeExecution
 from tests.support.audited import Audit, audit
 
 PORT_FIELDS = (
