@@ -106,7 +106,8 @@ class CoreQuestions:
         """
         self._check_there()
         question = next(self._next_question)
-        answer = self._aborts[question] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._aborts[question] = answer
         self._ask.ask_abort(AbortOrder(question=question, request_id=request_id, caller=caller.name))
         try:
             async with asyncio.timeout(_TIMEOUT_S):
