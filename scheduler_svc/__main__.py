@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from protos.service.collector import keep_collector_away
 from protos.service.config import LoadedConfig, load_or_exit
 from protos.service.lifecycle import exit_code_of
 from protos.service.logs import configure_logs
 from protos.service.ownership import assert_package_owner
+from protos.service.runtime import assert_protobuf_backend
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
 from scheduler_svc.bridge.parent_watch import obey_parent, watch_parent
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     _start_logs(loaded)
     try:
         with fault_border("scheduler process"):
+            assert_protobuf_backend()
             if config.process.role is Role.PARENT:
                 assert_package_owner()
             return asyncio.run(_run(config, arguments))
@@ -58,6 +61,7 @@ async def _run(config: SchedulerConfig, arguments: Sequence[str]) -> int:
     run = pkgutil.resolve_name(_ROLES[role])
     if role is Role.PARENT:
         return int(await run(config, arguments))
+    keep_collector_away()
     if role is Role.EDGE:
         return int(await run(config, config.process.edge_index))
     return int(await run(config))

@@ -12,12 +12,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from protos.service.channel import plan_channel
+from protos.service.credentials import channel_security
 from protos.service.lifecycle import ExitCode, Lifecycle, Part, exit_code_of
 from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
 from protos.service.model_files import ModelCard, read_model_folder
+from protos.service.security_config import open_tls_folder
 from protos.service.status import fault_border
+from protos.service.tracing import open_tracing, tracing_part
 from protos.wire.errors import EngineError, InvalidRequest
 from scheduler_svc.bridge.server import BridgeServer
 from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, RecordingConfig, SchedulerConfig
@@ -32,6 +37,7 @@ from scheduler_svc.links.worker_directory import DirectoryParts, Lookup, WorkerD
 from scheduler_svc.links.worker_link import LinkParts, LinkSettings, WorkerLink
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.metrics import CoreMetrics, LinkMetrics, create_metrics
+from scheduler_svc.request_traces import RequestTraces
 from scheduler_svc.text.grammar_setup import grammar_greeting
 
 if TYPE_CHECKING:
@@ -62,7 +68,9 @@ async def run_core(config: SchedulerConfig) -> int:
     metrics_server = MetricsServer()
     metrics = create_metrics(metrics_server.registry)
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
-    loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic)
+    tracing = open_tracing(config.observability.traces(), service="forwardplane-scheduler")
+    traces = RequestTraces(metrics.requests.queue_seconds, tracing, plan_ratio=config.observability.trace_plan_ratio)
+    loop = CoreLoop(core_settings(config.core), metrics=metrics, clock=time.monotonic, traces=traces)
     bridge = BridgeServer(config.process.socket_path, listener=loop, clock=time.monotonic)
     recorder = _recorder(config.recording, card)
     lifecycle = Lifecycle()
@@ -70,7 +78,7 @@ async def run_core(config: SchedulerConfig) -> int:
     epoch = _epoch_source(config.links, api)
     directory = WorkerDirectory(
         DirectoryParts(
-            make=_link_maker(config.links, card=card, loop=loop, metrics=metrics, epoch=epoch, recorder=recorder),
+            make=_link_maker(config, card=card, loop=loop, metrics=metrics, epoch=epoch, recorder=recorder),
             run=lambda link: _Background(f"link to {link.worker}", link.run, lifecycle=lifecycle),
             forget=metrics.forget_worker,
         )
@@ -85,6 +93,8 @@ async def run_core(config: SchedulerConfig) -> int:
     loop.connect(links=directory.links, edges=bridge, masks=masks)
     stepping = _Background("core loop", loop.run, lifecycle=lifecycle)
     lifecycle.add(_metrics_part(metrics_server, config))
+    if tracing is not None:
+        lifecycle.add(tracing_part(tracing))
     if recorder is not None:
         lifecycle.add(_recorder_part(recorder))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))
@@ -142,7 +152,7 @@ class _Background:
 
 
 def _link_maker(
-    config: LinksConfig,
+    settings: SchedulerConfig,
     *,
     card: ModelCard,
     loop: CoreLoop,
@@ -150,7 +160,8 @@ def _link_maker(
     epoch: EpochSource,
     recorder: PlanRecorder | None,
 ) -> Callable[[str], WorkerLink]:
-    settings = LinkSettings(
+    config = settings.links
+    limits = LinkSettings(
         session=SessionSettings(
             open_timeout_s=config.open_timeout_s,
             plan_timeout_s=config.plan_timeout_s,
@@ -163,6 +174,13 @@ def _link_maker(
         reattach_max_s=config.reattach_max_s,
         scheduler_name=f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
     )
+    files = open_tls_folder(settings.tls.tls_dir)
+
+    def open_channel(worker: str) -> grpc.aio.Channel:
+        if files is None:
+            return plan_channel(worker)
+        return plan_channel(worker, channel_security(files.current(), server_name=settings.tls.worker_name))
+
     expected = ExpectedModel(name=card.name, tokenizer_fingerprint=card.tokenizer_fingerprint)
 
     def make(worker: str) -> WorkerLink:
@@ -171,11 +189,12 @@ def _link_maker(
             metrics=LinkMetrics(metrics.plans, metrics.workers, worker),
             epoch=epoch,
             expected=expected,
-            open_channel=plan_channel,
+            open_channel=open_channel,
+            certificates=None if files is None else files.current,
             clock=time.monotonic,
             recorder=recorder,
         )
-        return WorkerLink(worker, settings=settings, parts=parts)
+        return WorkerLink(worker, settings=limits, parts=parts)
 
     return make
 

@@ -11,6 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.model_files import DEFAULT_MODEL_CACHE
+from protos.service.security_config import TlsConfig, host_of, is_loopback
+from protos.service.tracing import TraceSettings
 from protos.wire.limits import MAX_DEADLINE_S
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -130,6 +132,47 @@ class EdgeConfig(ConfigGroup):
         default=HiddenStates.NULL, description="Highest hidden states that callers may ask for: null, last or full."
     )
     max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
+
+
+class ResumeConfig(ConfigGroup):
+    """What outlives a scheduler. Read by the edges."""
+
+    resume_key_file: UserPath | None = Field(
+        default=None,
+        description="File of keys, one a line in hexadecimal, 32 bytes or more: the first seals the tickets with which "
+        "callers go on after a scheduler's death, each opens them; unset = they cannot.",
+    )
+
+
+class CallerCertificates(StrEnum):
+    """Whether callers must have a certificate of the authority in `caller_tls_dir`."""
+
+    NONE = "none"
+    REQUIRED = "required"
+
+
+class SchedulerTlsConfig(TlsConfig):
+    """Who may connect, and how it is protected. Read by composition roots."""
+
+    caller_tls_dir: UserPath | None = Field(
+        default=None,
+        description="Folder with tls.crt and tls.key of the callers' gRPC and HTTP ports; re-read when they change; "
+        "unset = plain text.",
+    )
+    caller_certificates: CallerCertificates = Field(
+        default=CallerCertificates.NONE,
+        description="required: only callers with a certificate of ca.crt in caller_tls_dir can connect.",
+    )
+    callers: UserPath | None = Field(
+        default=None,
+        description="TOML file of callers, hashes of their tokens and their quotas; unset = everybody may call.",
+    )
+
+    @model_validator(mode="after")
+    def _check_certificates(self) -> "SchedulerTlsConfig":
+        if self.caller_certificates is CallerCertificates.REQUIRED and self.caller_tls_dir is None:
+            raise ValueError("caller_certificates required needs caller_tls_dir")
+        return self
 
 
 class CoreConfig(ConfigGroup):
@@ -271,6 +314,22 @@ class ObservabilityConfig(ConfigGroup):
     metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="Least severe lines that are logged.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Lines for people, or one JSON object a line.")
+    trace_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]+:\d+/?$",
+        description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
+        "Default: no traces.",
+    )
+    trace_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="Share of calls that are traced, of those whose caller did not decide."
+    )
+    trace_plan_ratio: float = Field(
+        default=0.01, ge=0, le=1, description="Share of a traced request's plans that have a span, on workers too."
+    )
+
+    def traces(self) -> TraceSettings:
+        """Where traces go, and of which calls."""
+        return TraceSettings(endpoint=self.trace_endpoint, ratio=self.trace_ratio)
 
 
 class SchedulerConfig(ConfigGroup):
@@ -279,9 +338,29 @@ class SchedulerConfig(ConfigGroup):
     process: ProcessConfig = ProcessConfig()
     model: ModelConfig = ModelConfig()
     edge: EdgeConfig = EdgeConfig()
+    resume: ResumeConfig = ResumeConfig()
+    tls: SchedulerTlsConfig = SchedulerTlsConfig()
     core: CoreConfig = CoreConfig()
     grammar: GrammarConfig = GrammarConfig()
     links: LinksConfig = LinksConfig()
     cluster: ClusterConfig = ClusterConfig()
     recording: RecordingConfig = RecordingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "SchedulerConfig":
+        if self.tls.insecure:
+            return self
+        problems = []
+        if not is_loopback(self.edge.host) and self.tls.caller_tls_dir is None:
+            problems.append(
+                f"host = {self.edge.host} can be reached from other machines in plain text: set caller_tls_dir (a "
+                "folder with tls.crt and tls.key) and callers (a file of tokens)"
+            )
+        far = [worker for worker in self.links.workers if not is_loopback(host_of(worker))]
+        if self.tls.tls_dir is None and (far or self.cluster.worker_service):
+            problems.append("workers on other machines get plans in plain text: set tls_dir here and for the workers")
+        if problems:
+            message = "; ".join(problems) + "; or keep to 127.0.0.1, or accept plain text with insecure"
+            raise ValueError(message)
+        return self

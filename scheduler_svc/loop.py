@@ -25,6 +25,7 @@ from scheduler_svc.core.events import (
     RequestSubmitted,
     SendPlan,
     StreamKey,
+    TokensReleased,
     WorkerAttached,
     WorkerEvent,
     WorkerLost,
@@ -37,11 +38,11 @@ from scheduler_svc.observation import (
     Exporter,
     IntegrityWatch,
     ObservedLink,
-    QueueTimes,
     WaitingCount,
     load_view,
     model_view,
 )
+from scheduler_svc.request_traces import RequestTraces
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +82,22 @@ class MaskPort(Protocol):
 class CoreLoop:
     """Owns the scheduling state. Listener of the bridge and of every link; all calls come on one event loop."""
 
-    def __init__(self, settings: CoreSettings, *, metrics: CoreMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: CoreSettings,
+        *,
+        metrics: CoreMetrics,
+        clock: Callable[[], float],
+        traces: RequestTraces | None = None,
+    ) -> None:
+        """Begin without requests and workers.
+
+        Args:
+            settings: the core's.
+            metrics: takes what there is to count.
+            clock: seconds.
+            traces: follows the requests; None: for queue times only.
+        """
         self._state = SchedulerState.create(settings)
         self._metrics = metrics
         self._clock = clock
@@ -94,7 +110,7 @@ class CoreLoop:
         self._infos: dict[str, WorkerInfo] = {}
         self._outbox = Outbox()
         self._load_wanted: list[int] = []
-        self._queue_times = QueueTimes()
+        self._traces = traces or RequestTraces(metrics.requests.queue_seconds, None, plan_ratio=0.0)
         self._exporter = Exporter(
             metrics,
             IntegrityWatch(metrics.step.invariant_checks, clock=clock),
@@ -116,7 +132,11 @@ class CoreLoop:
         """
         while True:
             await self._wait()
-            self._turn()
+            sends_plans = self._step()
+            if sends_plans:
+                # The links' writers come first: no worker waits while edges are told and figures exported.
+                await asyncio.sleep(0)
+            self._tell()
             if self._fenced is not None:
                 self._end_streams(UnavailableError("another scheduler has taken over", retry_after_ms=1000))
                 raise self._fenced
@@ -155,6 +175,7 @@ class CoreLoop:
     def worker_event(self, event: WorkerEvent) -> None:
         """Take what a worker says; edges are told when what is served changes."""
         self._post([event])
+        self._traces.worker_event(event)
         if isinstance(event, WorkerAttached):
             self._infos[event.worker] = event.info
         elif isinstance(event, WorkerLost):
@@ -210,7 +231,8 @@ class CoreLoop:
             pass  # what the core or the check of its books asked to be woken for
         self._wake.clear()
 
-    def _turn(self) -> None:
+    def _step(self) -> bool:
+        """Step the core and hand its plans to the links; whether there were any."""
         events, self._events = self._events, []
         now = self._clock()
         arrived_at, self._arrived_at = self._arrived_at or now, None
@@ -219,8 +241,17 @@ class CoreLoop:
         if events:
             self._metrics.step.loop_lag_seconds.observe(now - arrived_at)
         self._note_submitted(events, arrived_at)
+        plans = [instruction for instruction in instructions if isinstance(instruction, SendPlan)]
+        for plan in plans:  # a device may wait for them
+            self._send(plan, now)
         for instruction in instructions:
-            self._carry_out(instruction, now)
+            self._carry_out(instruction)
+        if events:
+            self._exporter.integrity.changed()
+        return bool(plans)
+
+    def _tell(self) -> None:
+        """Edges of their streams, and everybody who watches of the core."""
         gauges = self._state.gauges()
         self._exporter.export(gauges, self._state.counters)
         self._exporter.waiting.turned(self._state)
@@ -228,8 +259,6 @@ class CoreLoop:
             self._outbox.add_load(edge, load_view(gauges, self._links.values()))
         self._load_wanted.clear()
         self._edge_port.send(self._outbox.take())
-        if events:
-            self._exporter.integrity.changed()
         self._exporter.integrity.check_if_due(self._state, gauges)
 
     def _note_submitted(self, events: Sequence[Event], arrived_at: float) -> None:
@@ -237,11 +266,14 @@ class CoreLoop:
             if isinstance(event, RequestSubmitted):
                 request = self._state.streams.get(event.spec.stream)
                 if request is not None:
-                    self._queue_times.submitted(event.spec.stream, request.handle, now=arrived_at)
+                    self._traces.submitted(event, request.handle, now=arrived_at)
 
-    def _carry_out(self, instruction: Instruction, now: float) -> None:
+    def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, TokensReleased):
+            self._outbox.add(instruction)
+            self._traces.told(instruction)
+            return
         if isinstance(instruction, SendPlan):
-            self._send(instruction, now)
             return
         if isinstance(instruction, NeedMask):
             self._mask_port.ask(instruction)
@@ -251,17 +283,15 @@ class CoreLoop:
             ratio.observe(instruction.measured_s / instruction.predicted_s)
             return
         self._outbox.add(instruction)
+        self._traces.told(instruction)
         if isinstance(instruction, RequestFinished | RequestRefused):
-            self._queue_times.ended(instruction.stream)
             self._mask_port.forget(instruction.stream)
 
     def _send(self, instruction: SendPlan, now: float) -> None:
         rows = instruction.plan.rows
         self._metrics.step.batch_rows.observe(rows.num_rows)
-        if len(self._queue_times):
-            for seconds in self._queue_times.planned(rows.handles.tolist(), now=now):
-                self._metrics.requests.queue_seconds.observe(seconds)
-        self._links[instruction.worker].send(instruction.plan)
+        plan = self._traces.planned(instruction.worker, instruction.plan, now=now)
+        self._links[instruction.worker].send(plan)
 
     def _end_streams(self, error: UnavailableError) -> None:
         for stream in self._state.streams:

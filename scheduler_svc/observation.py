@@ -13,7 +13,7 @@ from prometheus_client import Counter, Gauge
 from protos.wire.enums import SubPoolKind, WorkerState
 from protos.wire.errors import InternalFault
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
+from scheduler_svc.bridge.views import GraphView, LoadView, ModelView, WorkerView
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
 from scheduler_svc.core.state import SchedulerState, check_invariants
@@ -252,9 +252,16 @@ def _worker_view(link: ObservedLink, gauges: WorkerGauges | None) -> WorkerView:
         plans=counts.plans,
         plan_rows=counts.plan_rows,
         plan_bytes=counts.plan_bytes,
-        graph_replays=counts.graph_replays,
-        graph_misses=counts.graph_misses,
-        padded_tokens=counts.padded_tokens,
+        graphs=tuple(
+            GraphView(
+                phase=phase,
+                replays=found.replays,
+                real_tokens=found.real_tokens,
+                padded_tokens=found.padded_tokens,
+                misses=tuple(sorted(found.misses.items())),
+            )
+            for phase, found in sorted(counts.graphs.items())
+        ),
     )
 
 

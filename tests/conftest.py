@@ -1,6 +1,7 @@
 """What holds for every test: imports from the root, no network but loopback, nothing left behind."""
 
 import asyncio
+import importlib
 import ipaddress
 import os
 import socket
@@ -18,10 +19,16 @@ sys.path.insert(0, str(ROOT))
 settings.register_profile("ci", deadline=None, database=None, print_blob=True)
 settings.load_profile("ci")
 
-LASTING_THREADS = ("_poll_wrapper", "channel_spin", "grpc", "asyncio_", "pytest_timeout")
+LASTING_THREADS = ("_poll_wrapper", "channel_spin", "grpc", "asyncio_", "pytest_timeout", "tqdm_monitor")
 """Parts of the names of threads that libraries keep for the process's life."""
 PATIENCE_S = 2.0
 """How long threads and children may take to end after their test."""
+
+
+def pytest_runtest_setup(item):
+    """Tests of a GPU are skipped by name where there is none."""
+    if item.get_closest_marker("gpu") and not importlib.import_module("torch").cuda.is_available():
+        pytest.skip("no CUDA device")
 
 
 def _is_allowed(address) -> bool:

@@ -9,9 +9,10 @@ from protos.service.config import LoadedConfig, load_or_exit
 from protos.service.lifecycle import exit_code_of
 from protos.service.logs import configure_logs
 from protos.service.ownership import assert_package_owner
+from protos.service.runtime import assert_protobuf_backend
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
-from worker_svc.app import run_worker
+from worker_svc.app import run_worker, setting_problems
 from worker_svc.app_simulated import run_simulated_worker
 from worker_svc.config import Device, LogFormat, WorkerConfig
 
@@ -21,12 +22,17 @@ _logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Run a worker; returns the process's exit code."""
     loaded = load_or_exit(
-        WorkerConfig, arguments, program="worker_svc", description="A worker: runs forward plans on one device."
+        WorkerConfig,
+        arguments,
+        program="worker_svc",
+        description="A worker: runs forward plans on one device.",
+        check=lambda config: setting_problems(config.executor),
     )
     _start_logs(loaded)
     try:
         with fault_border("worker process"):
             assert_package_owner()
+            assert_protobuf_backend()
             is_simulated = loaded.value.executor.device is Device.SIMULATED
             serving = run_simulated_worker if is_simulated else run_worker
             return int(asyncio.run(serving(loaded.value)))

@@ -3,10 +3,12 @@
 import logging
 from functools import partial
 
+from protos.service.collector import keep_collector_away
 from protos.service.lifecycle import ExitCode
 from protos.service.model_files import ModelFolder, read_model_folder
 from worker_svc.config import SimulatedChecks, WorkerConfig
 from worker_svc.executor import Executor
+from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
 from worker_svc.simulated.build import SimulatedSettings, build_simulated_executor
 
@@ -22,7 +24,9 @@ async def run_simulated_worker(config: WorkerConfig) -> ExitCode:
     folder = read_model_folder(config.model.folder)
     _logger.warning("the device is simulated: tokens have no meaning", extra={"model": folder.card.name})
     build = partial(build_executor, folder, config)
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    keep_collector_away()
+    service = WorkerService(build, Listeners(config.server, config.observability, config.tls), config.server)
+    return await service.run()
 
 
 def build_executor(folder: ModelFolder, config: WorkerConfig) -> Executor:

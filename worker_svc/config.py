@@ -12,6 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
 from protos.service.logs import LEVELS
+from protos.service.security_config import TlsConfig, is_loopback
+from protos.service.tracing import TraceSettings
 from protos.wire.bucket_lists import list_problem
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
@@ -30,6 +32,8 @@ class Device(StrEnum):
     """Where the model runs."""
 
     CPU = "cpu"
+    CUDA = "cuda"
+    """The GPU that torch chooses. No kernel here has been run on one: see the README."""
     SIMULATED = "simulated"
     """Nowhere: a table of step times and made-up tokens, for load tests."""
 
@@ -260,6 +264,16 @@ class ObservabilityConfig(ConfigGroup):
     metrics_port: Port = Field(default=9465, description="Metrics port; 0 = any free one.")
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")
+    trace_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]+:\d+/?$",
+        description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
+        "Default: no traces.",
+    )
+
+    def traces(self) -> TraceSettings:
+        """Where traces go. Of which plans, the scheduler decides."""
+        return TraceSettings(endpoint=self.trace_endpoint)
 
     @field_validator("log_level")
     @classmethod
@@ -274,12 +288,24 @@ class WorkerConfig(ConfigGroup):
     """Everything. Only composition roots hold it."""
 
     server: ServerConfig = ServerConfig()
+    tls: TlsConfig = TlsConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
     graphs: GraphConfig = GraphConfig()
     simulated: SimulatedConfig = SimulatedConfig()
     hidden_states: HiddenStatesConfig = HiddenStatesConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "WorkerConfig":
+        if not (is_loopback(self.server.host) or self.tls.tls_dir or self.tls.insecure):
+            message = (
+                f"host = {self.server.host} can be reached from other machines, and whoever reaches it owns this "
+                "worker: set tls_dir (a folder with tls.crt, tls.key and ca.crt), keep 127.0.0.1, or accept plain text "
+                "with insecure"
+            )
+            raise ValueError(message)
+        return self
 
     @model_validator(mode="after")
     def _check_buckets(self) -> "WorkerConfig":

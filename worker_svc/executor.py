@@ -43,10 +43,14 @@ class Executor(Protocol):
 class StagingExecutor(Executor, Protocol):
     """An executor with host work that can be done ahead, while the device runs an earlier plan."""
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """Prepare a validated plan off the device thread; what is left runs there, in the order of plans.
 
         `execute(plan)` is `stage(plan)()`. A staged plan may be dropped.
+
+        Args:
+            plan: validated.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what this executor lacks.
@@ -92,7 +96,10 @@ class Captures(Protocol):
         ...
 
     def next_ms(self, *, is_idle: bool) -> float | None:
-        """About how long the next piece takes, inf if nobody knows; None when nothing is left to capture."""
+        """About how long the next piece takes, inf if nobody knows; None when nothing can be captured now.
+
+        Then `progress.is_done` says whether anything ever will: what is prepared elsewhere comes later.
+        """
         ...
 
     def capture_next(self, give_way: GiveWay, *, is_idle: bool) -> None:

@@ -31,6 +31,10 @@ class ForwardContext:
         """Back-ends."""
         return len(self._attention)
 
+    def twin(self) -> "ForwardContext":
+        """The same attention, with a current step and marks of its own: for a forward beside those of this one."""
+        return ForwardContext(*self._attention)
+
     @contextmanager
     def bind(self, batch: ForwardBatch) -> Iterator[None]:
         """Plan attention for `batch` and make it the current step. Inside another step, which then goes on."""

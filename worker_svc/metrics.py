@@ -3,7 +3,7 @@
 Knows nothing of who measures, except that device time is read from the device thread's own counters at each scrape.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -12,12 +12,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos.service.metrics import FORWARD_SECONDS_BUCKETS, PLAN_SECONDS_BUCKETS, ROWS_BUCKETS
+from protos.service.metrics import (
+    FORWARD_SECONDS_BUCKETS,
+    FORWARD_TOKENS_BUCKETS,
+    PLAN_SECONDS_BUCKETS,
+    ROWS_BUCKETS,
+)
 from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
-from worker_svc.executor import CaptureTotals
+from worker_svc.executor import CaptureProgress
 
 PREFIX = "forwardplane_worker_"
 _NS = 1e-9
+_BUCKET = ("phase", "bucket")
 
 
 class PlanOutcome(StrEnum):
@@ -80,6 +86,8 @@ class GraphMetrics:
     misses: Counter
     padded_tokens: Counter
     real_tokens: Counter
+    forward_tokens: Histogram
+    """Of replays and misses alike: what `forwardplane buckets advise` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +122,10 @@ class WorkerMetrics:
         self.plans.forwards.labels(label).inc()
         self.plans.forward_seconds.labels(label).observe(seconds)
 
-    def graph_missed(self, phase: GraphPhase, reason: GraphRefusal) -> None:
-        """A forward ran eagerly."""
+    def graph_missed(self, phase: GraphPhase, reason: GraphRefusal, *, real: int) -> None:
+        """A forward of so many real units ran eagerly."""
         self.graphs.misses.labels(phase.name.lower(), reason.name.lower()).inc()
+        self.graphs.forward_tokens.labels(phase.name.lower()).observe(real)
 
     def graph_replayed(self, phase: GraphPhase, bucket: int, *, real: int, padded: int) -> None:
         """A forward was replayed, with so many real and padding units of the bucket."""
@@ -124,6 +133,7 @@ class WorkerMetrics:
         self.graphs.replays.labels(*labels).inc()
         self.graphs.real_tokens.labels(*labels).inc(real)
         self.graphs.padded_tokens.labels(*labels).inc(padded)
+        self.graphs.forward_tokens.labels(phase.name.lower()).observe(real)
 
     def describe(self, *, device: str, dtype: str, numerics: str, kernels: str) -> None:
         """Say once what this process is."""
@@ -134,13 +144,13 @@ class WorkerMetrics:
         """Export these counters of the device thread, read at each scrape."""
         self.registry.register(_DeviceTime(device_ns))
 
-    def read_captures(self, totals: Callable[[], Mapping[GraphPhase, CaptureTotals]]) -> None:
+    def read_captures(self, progress: Callable[[], CaptureProgress]) -> None:
         """Export what captures have come to, read at each scrape."""
-        self.registry.register(_Captures(totals))
+        self.registry.register(_Captures(progress))
         graphs = self.process.memory_bytes.labels(MemoryKind.GRAPHS)
-        graphs.set_function(lambda: sum(entry.graph_bytes for entry in totals().values()))
+        graphs.set_function(lambda: sum(entry.graph_bytes for entry in progress().totals.values()))
         seconds = self.process.startup_seconds.labels(StartupStage.CAPTURE)
-        seconds.set_function(lambda: sum(entry.seconds for entry in totals().values()))
+        seconds.set_function(lambda: sum(entry.seconds for entry in progress().totals.values()))
 
 
 class _DeviceTime(Collector):
@@ -158,21 +168,28 @@ class _DeviceTime(Collector):
 
 
 class _Captures(Collector):
-    def __init__(self, totals: Callable[[], Mapping[GraphPhase, CaptureTotals]]) -> None:
-        self._totals = totals
+    def __init__(self, progress: Callable[[], CaptureProgress]) -> None:
+        self._progress = progress
 
     def collect(self) -> Iterable[Metric]:
         captured = GaugeMetricFamily(f"{PREFIX}captured_graphs", "Graphs that can be replayed.", labels=["phase"])
         memory = GaugeMetricFamily(f"{PREFIX}graph_memory_bytes", "Memory of captured graphs.", labels=["phase"])
         failed = CounterMetricFamily(f"{PREFIX}failed_captures", "Graphs that could not be captured.", labels=["phase"])
         seconds = CounterMetricFamily(f"{PREFIX}capture_seconds", "Time spent on capturing graphs.", labels=["phase"])
-        for phase, totals in self._totals().items():
+        live = GaugeMetricFamily(
+            f"{PREFIX}graph_bucket_live", "Each bucket that is captured: 1 live, 0 not yet or dead.", labels=_BUCKET
+        )
+        progress = self._progress()
+        for entry in progress.buckets:
+            for size in entry.sizes:
+                live.add_metric([entry.phase.name.lower(), str(size)], size in entry.live)
+        for phase, totals in progress.totals.items():
             labels = [phase.name.lower()]
             captured.add_metric(labels, totals.captured)
             memory.add_metric(labels, totals.graph_bytes)
             failed.add_metric(labels, totals.failed)
             seconds.add_metric(labels, totals.seconds)
-        return (captured, memory, failed, seconds)
+        return (captured, memory, failed, seconds, live)
 
 
 def create_metrics(registry: CollectorRegistry) -> WorkerMetrics:
@@ -198,12 +215,15 @@ def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
 
 
 def _graph_metrics(registry: CollectorRegistry) -> GraphMetrics:
-    counter = _Counters(registry)
+    counter, histogram = _Counters(registry), _Histograms(registry)
     return GraphMetrics(
-        replays=counter("graph_replays", "Forwards that replayed a captured graph.", "phase", "bucket"),
+        replays=counter("graph_replays", "Forwards that replayed a captured graph.", *_BUCKET),
         misses=counter("graph_misses", "Forwards that ran eagerly, by the reason.", "phase", "reason"),
-        padded_tokens=counter("graph_padded_tokens", "Padding units of replayed buckets.", "phase", "bucket"),
-        real_tokens=counter("graph_real_tokens", "Real units of replayed buckets.", "phase", "bucket"),
+        padded_tokens=counter("graph_padded_tokens", "Padding units of replayed buckets.", *_BUCKET),
+        real_tokens=counter("graph_real_tokens", "Real units of replayed buckets.", *_BUCKET),
+        forward_tokens=histogram(
+            "forward_tokens", "Rows of decode forwards, tokens of others.", FORWARD_TOKENS_BUCKETS, "phase"
+        ),
     )
 
 

@@ -60,13 +60,17 @@ class TpModelWorker:
         """
         return self.stage(plan)()
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """Prepare all of a validated plan that needs no earlier result; what is left is for the device thread.
+
+        Args:
+            plan: to be prepared.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what this worker lacks.
         """
-        return partial(self._execute, self._staging.stage(plan), plan_digest(plan))
+        return partial(self._execute, self._staging.stage(plan), digest or plan_digest(plan))
 
     def reset(self) -> None:
         """Forget every sampled token. `execute` waits for the device, so nothing runs now."""

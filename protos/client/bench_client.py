@@ -17,6 +17,7 @@ from protos.client.bench_records import ClientCounts, Outcome, RequestRecord
 from protos.client.bench_workload import AskedRequest, Workload, arrival_times
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
+from protos.client.server_access import CallerCredentials
 from protos.wire.errors import EngineError
 from protos.wire.simulated_tokens import SimulatedVocabulary, TokenDraw, expected_outputs
 
@@ -30,6 +31,7 @@ class ClientJob:
     """What one client process does."""
 
     target: str
+    credentials: CallerCredentials
     index: int
     plan: LoadPlan
     workload: Workload
@@ -58,7 +60,9 @@ class _BenchClient:
     async def run(self) -> list[RequestRecord]:
         await asyncio.sleep(self._job.start_at_s - time.monotonic())
         plan = self._job.plan
-        async with AsyncGenerationClient(self._job.target, timeout_s=plan.timeout_s) as client:
+        async with AsyncGenerationClient(
+            self._job.target, timeout_s=plan.timeout_s, credentials=self._job.credentials
+        ) as client:
             load = self._closed_loop(client) if plan.concurrency else self._open_loop(client)
             work = asyncio.create_task(load, name="load")
             watch = asyncio.create_task(self._watch(work), name="watch")

@@ -30,6 +30,7 @@ from protos.client.bench_workload import Workload, prompt_source, workload
 from protos.client.exit_codes import FAILURE, INTERRUPTED, OK, WrongUsage
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import ModelDescription
+from protos.client.server_access import ServerAccess
 from protos.wire.errors import FaultError
 from protos.wire.simulated_tokens import SimulatedVocabulary
 
@@ -64,15 +65,15 @@ def bench(options: BenchOptions, console: Console) -> int:
     check_plot(options.result.plot)
     _check_verify(options)
     plan, source = load_plan(options.load), prompt_source(options.prompt)
-    with GenerationClient(options.target) as client:
+    with GenerationClient(options.server.target, credentials=options.server.credentials()) as client:
         model, workers = client.model(), len(client.load().workers)
     asked = workload(source, model)
     vocabulary = _vocabulary(options, model)
     console.print(_described(plan, model), style="dim", highlight=False)
-    measured = _run(options.target, plan, asked, vocabulary=vocabulary, console=console)
+    measured = _run(options.server, plan, asked, vocabulary=vocabulary, console=console)
     figures = bench_figures(measured.records, warm_up=plan.warm_up)
     context = BenchContext(
-        target=options.target,
+        target=options.server.target,
         model=model.name,
         numerics=model.numerics,
         dtype=model.dtype,
@@ -125,7 +126,7 @@ def _vocabulary(options: BenchOptions, model: ModelDescription) -> SimulatedVoca
 
 
 def _run(
-    target: str,
+    server: ServerAccess,
     plan: LoadPlan,
     asked: Workload,
     *,
@@ -134,7 +135,15 @@ def _run(
 ) -> _Measured:
     start_at_s = time.monotonic() + _START_S + _START_EACH_S * plan.processes
     jobs = [
-        ClientJob(target=target, index=index, plan=plan, workload=asked, start_at_s=start_at_s, vocabulary=vocabulary)
+        ClientJob(
+            target=server.target,
+            credentials=server.credentials(),
+            index=index,
+            plan=plan,
+            workload=asked,
+            start_at_s=start_at_s,
+            vocabulary=vocabulary,
+        )
         for index in range(plan.processes)
     ]
     with _clients(jobs) as clients, console.status("starting clients") as status:

@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from protos.client.exit_codes import WrongUsage
-from protos.client.flag_types import MAX_SEED, NewFile, Target, check_temperature
-from protos.client.generate_command import DEFAULT_TARGET
+from protos.client.flag_types import MAX_SEED, NewFile, check_temperature
+from protos.client.server_access import ServerAccess
 from protos.wire.limits import MAX_DEADLINE_S, MAX_PROMPT_TOKENS
 
 MAX_REQUESTS = 10_000_000
@@ -86,8 +86,8 @@ class ResultOptions:
 class BenchOptions:
     """Where to measure, with what load, and what to do with the figures."""
 
-    target: Target = DEFAULT_TARGET
-    """HOST:PORT of a scheduler."""
+    server: ServerAccess = field(default_factory=ServerAccess)
+    """Where to measure, and as whom."""
     load: LoadOptions = field(default_factory=LoadOptions)
     """How much load, and for how long."""
     prompt: PromptOptions = field(default_factory=PromptOptions)

@@ -13,31 +13,28 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from protos.client import exit_codes
-from protos.client.bench_command import bench
-from protos.client.bench_options import BenchOptions
 from protos.client.demo_command import QUESTION, demo
 from protos.client.embed_command import Pooling, embed
 from protos.client.fetch_model import fetch_model
-from protos.client.flag_types import Target
-from protos.client.generate_command import DEFAULT_TARGET, GenerateArguments, generate
-from protos.client.replay_command import ReplayOptions, replay
+from protos.client.generate_command import GenerateArguments, generate
+from protos.client.load_commands import add_load_commands, wide_console
 from protos.client.serve_command import DEFAULT_MODEL, ServeOptions, serve
+from protos.client.server_access import ServerAccess
 from protos.client.status_command import status
+from protos.service.config import EX_CONFIG, ConfigError
 from protos.wire.errors import EngineError
 
-PIPED_WIDTH = 200
-"""Columns of a table that goes to a file or a pipe: nothing is cut."""
 DEFAULT_SERVE = ServeOptions()
 DEFAULT_GENERATE = GenerateArguments()
-DEFAULT_BENCH = BenchOptions()
-DEFAULT_REPLAY = ReplayOptions()
+DEFAULT_SERVER = ServerAccess()
 
 app = App(
     name="forwardplane",
     version=lambda: version("forwardplane"),
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
-    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused.",
+    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused, 78 settings that cannot be used.",
 )
+add_load_commands(app)
 
 
 @app.command(name="serve")
@@ -74,61 +71,26 @@ def generate_command(prompt: str | None = None, *, arguments: GenerateArguments 
     return generate(prompt, arguments, Console(soft_wrap=True))
 
 
-@app.command(name="bench")
-def bench_command(*, options: BenchOptions = DEFAULT_BENCH) -> int:
-    """Put load on a running server and measure it from outside: latencies, throughput, refusals.
-
-    Closed loop (`--concurrency 32`): so many requests at once; shows the most the server can do. Open loop
-    (`--rate 5`): requests arrive at random times whatever the server does; shows what callers of a busy service see.
-    Only what follows the warm-up is measured; Ctrl-C ends the run and shows what was measured until then.
-
-    For example, the most of a server: `forwardplane bench --concurrency 16 --prompt-tokens 64-1024 --duration-s 60`
-
-    For example, a busy service: `forwardplane bench --rate 4 --requests 500 --json figures.json --plot figures.png`
-
-    Without a GPU: `forwardplane serve --device simulated`, then `forwardplane bench --concurrency 64 --verify`
-
-    Args:
-        options: where to measure, with what load, and what to do with the figures.
-    """
-    console = Console()
-    return bench(options, console if console.is_terminal else Console(width=PIPED_WIDTH))
-
-
-@app.command(name="replay")
-def replay_command(file: Path, *, options: ReplayOptions = DEFAULT_REPLAY) -> int:
-    """Run recorded plans again on a fresh executor, in order, and report the first row whose result differs.
-
-    Record with `forwardplane serve --record FILE`. Pages that plans read and did not write are computed first.
-
-    Args:
-        file: a recording.
-        options: what runs the plans again, and what is compared.
-    """
-    return replay(file, options, Console(soft_wrap=True))
-
-
 @app.command(name="embed")
-def embed_command(*texts: str, target: Target = DEFAULT_TARGET, pooling: Pooling = "last") -> int:
+def embed_command(*texts: str, server: ServerAccess = DEFAULT_SERVER, pooling: Pooling = "last") -> int:
     """Turn texts into vectors of length 1, printed as one JSON line each.
 
     Args:
         texts: taken as they are, without the model's chat template.
-        target: HOST:PORT of a scheduler.
+        server: where to ask, and as whom.
         pooling: `last`: the state of the last token; `mean`: of all.
     """
-    return embed(texts, Console(soft_wrap=True), target=target, pooling=pooling)
+    return embed(texts, Console(soft_wrap=True), server=server, pooling=pooling)
 
 
 @app.command(name="status")
-def status_command(*, target: Target = DEFAULT_TARGET) -> int:
-    """Show a server's load and a table of its workers.
+def status_command(*, server: ServerAccess = DEFAULT_SERVER) -> int:
+    """Show a server's load, a table of its workers, and what their captured graphs were used for.
 
     Args:
-        target: HOST:PORT of a scheduler.
+        server: where to ask, and as whom.
     """
-    console = Console()
-    return status(console if console.is_terminal else Console(width=PIPED_WIDTH), target=target)
+    return status(server, wide_console())
 
 
 @app.command(name="fetch-model")
@@ -157,6 +119,9 @@ def run(call: Callable[[], object], console: Console) -> int:
     except exit_codes.WrongUsage as error:
         console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
         return exit_codes.USAGE
+    except ConfigError as error:
+        console.print(f"forwardplane: {error}", style="red", highlight=False, markup=False)
+        return EX_CONFIG
     except EngineError as error:
         console.print(f"forwardplane: {error.message}", style="red", highlight=False, markup=False)
         return exit_codes.exit_code(error)

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from protos.client.generation_client import GenerationClient
-from protos.client.messages import Chat, GenerateOptions, Usage, WorkerLoad
+from protos.client.load_messages import WorkerLoad
+from protos.client.messages import Chat, GenerateOptions, Usage
 from protos.client.process_group import ProcessGroup
 from protos.client.serve_command import ServeOptions, resolve_model, service_commands, start_serving
+from protos.client.status_command import graph_rows
 from protos.wire.errors import InternalFault
 
 QUESTION = "What is the capital of France, and what is it famous for?"
@@ -83,8 +85,6 @@ def summary(figures: AnswerFigures, since_start_s: float, workers: tuple[WorkerL
     plans = sum(worker.plans for worker in workers)
     rows = sum(worker.plan_rows for worker in workers)
     plan_bytes = sum(worker.plan_bytes for worker in workers)
-    replays = sum(worker.graph_replays for worker in workers)
-    misses = sum(worker.graph_misses for worker in workers)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("prompt, output tokens", f"{figures.usage.prompt_tokens}, {figures.usage.output_tokens}")
     table.add_row("time to first token", f"{figures.first_token_s * 1e3:.0f} ms")
@@ -93,5 +93,6 @@ def summary(figures: AnswerFigures, since_start_s: float, workers: tuple[WorkerL
     table.add_row("plans", f"{plans}")
     table.add_row("rows a plan", f"{rows / max(plans, 1):.2f}")
     table.add_row("bytes a plan", f"{plan_bytes / max(plans, 1):.0f}")
-    table.add_row("graph replays, misses", f"{replays}, {misses}")
+    for line in graph_rows(workers):
+        table.add_row(*line)
     return table

@@ -10,11 +10,12 @@ from rich.console import Console
 from protos.client.embed_messages import EmbedOptions
 from protos.client.exit_codes import WrongUsage
 from protos.client.generation_client import GenerationClient
+from protos.client.server_access import ServerAccess
 
 Pooling = Literal["last", "mean"]
 
 
-def embed(texts: Sequence[str], console: Console, *, target: str, pooling: Pooling) -> int:
+def embed(texts: Sequence[str], console: Console, *, server: ServerAccess, pooling: Pooling) -> int:
     """Ask, and print each vector of length 1 with its usage. Returns the exit code.
 
     Raises:
@@ -22,7 +23,7 @@ def embed(texts: Sequence[str], console: Console, *, target: str, pooling: Pooli
     """
     if not texts:
         raise WrongUsage("give one or more texts as arguments")
-    with GenerationClient(target) as client:
+    with GenerationClient(server.target, credentials=server.credentials()) as client:
         made = client.embed(texts, EmbedOptions(pooling=pooling))
     for one in made:
         console.out(json.dumps({"embedding": one.values, "usage": asdict(one.usage)}), highlight=False)

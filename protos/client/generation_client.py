@@ -4,6 +4,8 @@ Both raise the error taxonomy of `protos.wire.errors`, never a `grpc.RpcError`. 
 is cancelled on the server. Neither keeps state beyond its channel.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -12,17 +14,16 @@ import grpc
 import grpc.aio
 
 from protos.client.embed_messages import Embedding, EmbedOptions, embed_request, embeddings_from
+from protos.client.load_messages import Load, load_from
 from protos.client.messages import (
     Chat,
     Chunk,
     GenerateOptions,
     Generation,
-    Load,
     ModelDescription,
     Prompt,
     chunk_from,
     generation_from,
-    load_from,
     model_from,
 )
 from protos.client.request_messages import (
@@ -32,28 +33,44 @@ from protos.client.request_messages import (
     generate_request,
     tokenize_request,
 )
+from protos.client.resuming import DEFAULT_RESUME_S, Patience, ResumableStream
+from protos.client.server_access import CallerCredentials
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.status import from_rpc_error
+from protos.wire.errors import RequestAborted
 
 DEFAULT_OPTIONS = GenerateOptions()
 DEFAULT_EMBEDDING = EmbedOptions()
+NOBODY = CallerCredentials()
 UNARY_TIMEOUT_S = 30.0
 
 
 class GenerationClient:
     """Blocking client of one scheduler. Safe to share between threads; close it, or use it as a context manager."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float = DEFAULT_RESUME_S,
+        credentials: CallerCredentials = NOBODY,
+    ) -> None:
         """Open a lazy channel; nothing is sent yet.
 
         Args:
             target: `HOST:PORT` of a scheduler edge, or any gRPC target.
             timeout_s: deadline of each generation in seconds; None leaves it to the server (600 s).
+            resume_s: how long a generation that lost its scheduler looks for one that goes on with it; 0: not at all.
+            credentials: as whom to call; absent: in plain text, as nobody.
         """
         self._target = target
         self._timeout_s = timeout_s
-        self._channel = sync_caller_channel(target)
+        self._resume_s = resume_s
+        self._is_closed = False
+        self._who = credentials.metadata()
+        self._channel = sync_caller_channel(target, credentials.security())
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -66,34 +83,50 @@ class GenerationClient:
 
     def close(self) -> None:
         """Close the channel; running streams are cancelled."""
+        self._is_closed = True
         self._channel.close()
 
     def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> Iterator[Chunk]:
         """Chunks as the server releases them; each sample's last one carries finish, usage and seed.
 
+        A stream that loses its scheduler goes on behind what has come, where the server gives resume tickets.
+
         Raises:
             EngineError: the class that the server raised, or UnavailableError when no server answers.
         """
-        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s)
-        try:
-            for message in call:
-                yield chunk_from(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        finally:
-            call.cancel()
+        request = generate_request(prompt, options)
+        stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
+        while (rest := stream.rest()) is not None:
+            check_open(is_closed=self._is_closed)
+            call = self._stub.Generate(rest, timeout=stream.timeout_s(), metadata=self._who)
+            try:
+                for message in call:
+                    stream.take(message)
+                    yield chunk_from(message)
+            except grpc.RpcError as error:
+                time.sleep(pause_s(stream, error, target=self._target))
+            else:
+                return
+            finally:
+                call.cancel()
 
     def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """Whole answers, in the order of the prompts; samples of one prompt follow each other.
+
+        A call that loses its scheduler is made again from the start.
 
         Raises:
             EngineError: as `stream`; one refused prompt refuses the call.
         """
         request = generate_once_request(prompts, options)
-        try:
-            reply = self._stub.GenerateOnce(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        patience = Patience(self._resume_s)
+        while True:
+            check_open(is_closed=self._is_closed)
+            try:
+                reply = self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
+                break
+            except grpc.RpcError as error:
+                time.sleep(pause_s(patience, error, target=self._target))
         return [generation_from(message) for message in reply.generations]
 
     def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
@@ -104,7 +137,7 @@ class GenerationClient:
         """
         request = embed_request(prompts, options)
         try:
-            return embeddings_from(self._stub.Embed(request, timeout=self._timeout_s))
+            return embeddings_from(self._stub.Embed(request, timeout=self._timeout_s, metadata=self._who))
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
@@ -115,14 +148,14 @@ class GenerationClient:
             UnknownRequest: nothing with that id runs.
         """
         try:
-            self._stub.Abort(abort_request(request_id), timeout=UNARY_TIMEOUT_S)
+            self._stub.Abort(abort_request(request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
         """Ids of a text, or of a chat through the model's template."""
         try:
-            reply = self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return list(reply.token_ids)
@@ -131,7 +164,7 @@ class GenerationClient:
         """Text of ids, special tokens left out."""
         request = detokenize_request(token_ids)
         try:
-            reply = self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.text
@@ -139,21 +172,25 @@ class GenerationClient:
     def model(self) -> ModelDescription:
         """What the server serves."""
         try:
-            return model_from(self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S))
+            return model_from(
+                self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     def load(self) -> Load:
         """How busy the server and its workers are."""
         try:
-            return load_from(self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
+            return load_from(
+                self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     def flush_cache(self) -> int:
         """Empty the server's prefix caches; the number of pages that are free at once by that."""
         try:
-            reply = self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S)
+            reply = self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
@@ -162,11 +199,21 @@ class GenerationClient:
 class AsyncGenerationClient:
     """Asyncio client of one scheduler, for one event loop. Close it, or use it with `async with`."""
 
-    def __init__(self, target: str, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = None,
+        resume_s: float = DEFAULT_RESUME_S,
+        credentials: CallerCredentials = NOBODY,
+    ) -> None:
         """Open a lazy channel; arguments as for `GenerationClient`."""
         self._target = target
         self._timeout_s = timeout_s
-        self._channel = caller_channel(target)
+        self._resume_s = resume_s
+        self._is_closed = False
+        self._who = credentials.metadata()
+        self._channel = caller_channel(target, credentials.security())
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -179,47 +226,61 @@ class AsyncGenerationClient:
 
     async def close(self) -> None:
         """Close the channel; running streams are cancelled."""
+        self._is_closed = True
         await self._channel.close()
 
     async def stream(self, prompt: Prompt, options: GenerateOptions = DEFAULT_OPTIONS) -> AsyncIterator[Chunk]:
         """As `GenerationClient.stream`."""
-        call = self._stub.Generate(generate_request(prompt, options), timeout=self._timeout_s)
-        try:
-            async for message in call:
-                yield chunk_from(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        finally:
-            call.cancel()
+        request = generate_request(prompt, options)
+        stream = ResumableStream(request, timeout_s=self._timeout_s, resume_s=self._resume_s)
+        while (rest := stream.rest()) is not None:
+            check_open(is_closed=self._is_closed)
+            call = self._stub.Generate(rest, timeout=stream.timeout_s(), metadata=self._who)
+            try:
+                async for message in call:
+                    stream.take(message)
+                    yield chunk_from(message)
+            except grpc.RpcError as error:
+                await asyncio.sleep(pause_s(stream, error, target=self._target))
+            else:
+                return
+            finally:
+                call.cancel()
 
     async def generate(self, prompts: Sequence[Prompt], options: GenerateOptions = DEFAULT_OPTIONS) -> list[Generation]:
         """As `GenerationClient.generate`."""
         request = generate_once_request(prompts, options)
-        try:
-            reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        patience = Patience(self._resume_s)
+        while True:
+            check_open(is_closed=self._is_closed)
+            try:
+                reply = await self._stub.GenerateOnce(request, timeout=self._timeout_s, metadata=self._who)
+                break
+            except grpc.RpcError as error:
+                await asyncio.sleep(pause_s(patience, error, target=self._target))
         return [generation_from(message) for message in reply.generations]
 
     async def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
         """As `GenerationClient.embed`."""
         request = embed_request(prompts, options)
         try:
-            return embeddings_from(await self._stub.Embed(request, timeout=self._timeout_s))
+            return embeddings_from(await self._stub.Embed(request, timeout=self._timeout_s, metadata=self._who))
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def abort(self, request_id: str) -> None:
         """As `GenerationClient.abort`."""
         try:
-            await self._stub.Abort(generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S)
+            await self._stub.Abort(
+                generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """As `GenerationClient.tokenize`."""
         try:
-            reply = await self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S)
+            reply = await self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return list(reply.token_ids)
@@ -228,7 +289,7 @@ class AsyncGenerationClient:
         """As `GenerationClient.detokenize`."""
         request = detokenize_request(token_ids)
         try:
-            reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S)
+            reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.text
@@ -236,21 +297,50 @@ class AsyncGenerationClient:
     async def model(self) -> ModelDescription:
         """As `GenerationClient.model`."""
         try:
-            return model_from(await self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S))
+            return model_from(
+                await self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def load(self) -> Load:
         """As `GenerationClient.load`."""
         try:
-            return load_from(await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S))
+            return load_from(
+                await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
 
     async def flush_cache(self) -> int:
         """As `GenerationClient.flush_cache`."""
         try:
-            reply = await self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S)
+            reply = await self._stub.FlushCache(
+                generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
         return reply.freed_pages
+
+
+def pause_s(asked: ResumableStream | Patience, error: grpc.RpcError, *, target: str) -> float:
+    """How long to wait before asking again for what `asked` is about.
+
+    Raises:
+        EngineError: not to be asked for again.
+    """
+    failure = from_rpc_error(error, target=target)
+    seconds = asked.pause_s(failure)
+    if seconds is None:
+        raise asked.final(failure) from error
+    return seconds
+
+
+def check_open(*, is_closed: bool) -> None:
+    """Whether a call may begin.
+
+    Raises:
+        RequestAborted: the client was closed, maybe while a stream looked for its next scheduler.
+    """
+    if is_closed:
+        raise RequestAborted("the client is closed")

@@ -15,7 +15,7 @@ from protos.client.prompt_messages import (
     token_logprobs,
 )
 from protos.forwardplane.v1 import generate_pb2, sampling_pb2
-from protos.wire.enums import FinishReason, WorkerState
+from protos.wire.enums import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,38 +180,6 @@ class ModelDescription:
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLoad:
-    """One worker as the scheduler sees it. `plans` and what follows are totals since it was attached."""
-
-    name: str
-    state: WorkerState | None
-    device: str
-    dtype: str
-    numerics: str
-    kernels: str
-    requests_running: int
-    pages: int
-    pages_used: int
-    plans_in_flight: int
-    plans: int
-    plan_rows: int
-    plan_bytes: int
-    graph_replays: int
-    graph_misses: int
-    padded_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How busy a server is."""
-
-    requests_running: int
-    requests_waiting: int
-    kv_usage: float
-    workers: tuple[WorkerLoad, ...] = field(default=())
-
-
 def chunk_from(message: generate_pb2.GenerateChunk) -> Chunk:
     """One message of a stream."""
     return Chunk(
@@ -258,37 +226,6 @@ def model_from(message: generate_pb2.GetModelReply) -> ModelDescription:
         dtype=message.dtype,
         numerics=message.numerics,
         version=message.version,
-    )
-
-
-def load_from(message: generate_pb2.GetLoadReply) -> Load:
-    """How busy a server is."""
-    return Load(
-        requests_running=message.requests_running,
-        requests_waiting=message.requests_waiting,
-        kv_usage=message.kv_usage,
-        workers=tuple(_worker_load(worker) for worker in message.workers),
-    )
-
-
-def _worker_load(message: generate_pb2.WorkerLoad) -> WorkerLoad:
-    return WorkerLoad(
-        name=message.name,
-        state=WorkerState(message.state) if message.state else None,
-        device=message.device,
-        dtype=message.dtype,
-        numerics=message.numerics,
-        kernels=message.kernels,
-        requests_running=message.requests_running,
-        pages=message.pages,
-        pages_used=message.pages_used,
-        plans_in_flight=message.plans_in_flight,
-        plans=message.plans,
-        plan_rows=message.plan_rows,
-        plan_bytes=message.plan_bytes,
-        graph_replays=message.graph_replays,
-        graph_misses=message.graph_misses,
-        padded_tokens=message.padded_tokens,
     )
 
 

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 
 from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
-from protos.wire.errors import FaultError, UnavailableError
+from protos.wire.errors import EngineError, FaultError, InvalidRequest, UnavailableError
 
 POLL_S = 0.05
 MAX_RESTARTS = 5
@@ -70,7 +70,7 @@ class ProcessGroup:
         """Return once every child's service is SERVING; calls `progress(name of the one waited for, seconds)`.
 
         Raises:
-            FaultError: a child ended first.
+            InvalidRequest, FaultError: a child ended first, as `check_alive`.
             UnavailableError: the time ran out.
         """
         begin = time.monotonic()
@@ -88,27 +88,28 @@ class ProcessGroup:
         """Raise when a child has ended.
 
         Raises:
+            InvalidRequest: names the child, which refused its settings, files or ports; its log says which.
             FaultError: names the child and its exit code.
         """
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                raise FaultError(f"{child.command.name} ended with exit code {code}")
+                raise _ended(child.command.name, code)
 
     def supervise(self) -> None:
         """Start children again that may be and that a fault ended; the others' end is everybody's.
 
         Raises:
-            FaultError: a child ended that cannot be started again, or too many did within a minute.
+            InvalidRequest, FaultError: a child ended that cannot be started again, or too many did within a minute.
         """
         for child in self._children:
             code = child.process.poll()
             if code is None:
                 continue
-            message = f"{child.command.name} ended with exit code {code}"
+            error = _ended(child.command.name, code)
             if not child.command.restarts or code in _FINAL_CODES or not self._may_restart():
-                raise FaultError(message)
-            self.notice(f"{message}; starting it again")
+                raise error
+            self.notice(f"{error.message}; starting it again")
             child.process = self._spawn(child.command)
 
     def pids(self) -> list[int]:
@@ -151,6 +152,12 @@ class ProcessGroup:
         is_too_often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_WINDOW_S
         self._restarts.append(now)
         return not is_too_often
+
+
+def _ended(name: str, code: int) -> EngineError:
+    """What a child's end is to whoever started it: a refusal, which only other settings or files mend, or a fault."""
+    message = f"{name} ended with exit code {code}"
+    return InvalidRequest(f"{message}: it was refused, see above") if code in _FINAL_CODES else FaultError(message)
 
 
 def _is_serving(command: ServiceCommand) -> bool:

@@ -16,13 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from protos.client.exit_codes import FAILURE, OK
-from protos.client.fetch_model import fetch_model, prepare_folder
+from protos.client.fetch_model import model_for_device
+from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
-from protos.service.plan_recording import Attachment, EntryKind, decode_attachment, read_entries, read_header
+from protos.service.plan_recording import EntryKind, read_entries, read_header
+from protos.service.recording_payloads import Attachment, decode_attachment
 from protos.wire.errors import DataFault, FaultError, InvalidRequest
 from protos.wire.worker_info import WorkerInfo
 
 _SIMULATED = "simulated"
+_NATIVE = "native"
+"""How workers on the native kernels begin to say what computes."""
 _HEAD_ENTRIES = 64
 """Attach answers stand before the plans."""
 _NO_WAIT_MS = 0.001
@@ -34,7 +38,8 @@ class ReplayOptions:
     """What runs the plans again, and what is compared."""
 
     runner: Literal["eager", "graph"] = "eager"
-    """What runs the forwards."""
+    """What runs the forwards. `graph`: captured graphs of the recorded worker's buckets, chosen anew for each forward;
+    needs what torch computes, so a recording of native kernels is compared with other arithmetic."""
     compare: bool = True
     """Compare tokens, statuses and log-probabilities with the recorded ones."""
     worker: str | None = None
@@ -61,11 +66,9 @@ def replay(file: Path, options: ReplayOptions, console: Console) -> int:
     attachment = _attachment(file, options.worker)
     with console.status("model") as status:
         name = options.model or header.model
-        named = Path(name)
-        if named.exists():
-            folder = prepare_folder(named, cache=options.model_cache, progress=status.update)
-        else:
-            folder = fetch_model(name, cache=options.model_cache, progress=status.update)
+        folder = model_for_device(
+            name, device=attachment.info.device, cache=options.model_cache, progress=status.update
+        )
     flags = _flags(file, folder.path, options=options, info=attachment.info)
     return _show(_run(flags, console), console)
 
@@ -104,7 +107,15 @@ def _flags(file: Path, folder: Path, *, options: ReplayOptions, info: WorkerInfo
         values |= {"--simulated-step-ms": _NO_WAIT_MS, "--simulated-eos-ratio": options.simulated_eos_ratio}
     else:
         values |= {"--numerics": options.numerics or info.numerics, "--dtype": info.dtype}
+        if options.runner == "graph":
+            values |= {f"--{entry.phase.name.lower()}-buckets": _list(entry.sizes) for entry in info.buckets}
+        if options.runner == "graph" or not info.kernels.startswith(_NATIVE):
+            values["--kernels"] = "torch"
     return [part for flag, value in values.items() for part in (flag, str(value))]
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
 
 
 def _run(flags: list[str], console: Console) -> dict[str, Any]:
@@ -126,6 +137,8 @@ def _run(flags: list[str], console: Console) -> dict[str, Any]:
             outcome = json.loads(line)
             if "plans" in outcome:
                 status.update(f"{outcome['plans']} plans")
+            elif "captured" in outcome:
+                status.update(f"{outcome['captured']} graphs captured")
         process.wait()
         log.seek(0)
         said = log.read()
@@ -135,7 +148,9 @@ def _run(flags: list[str], console: Console) -> dict[str, Any]:
         is_refusal = process.returncode == ExitCode.BAD_INPUT
         raise (InvalidRequest if is_refusal else DataFault)(text, field="recording")
     if "counts" not in outcome:
-        raise FaultError(f"the replay ended with exit code {process.returncode}: {said.strip()[-500:]}")
+        is_refusal = process.returncode == EX_CONFIG
+        message = f"the replay ended with exit code {process.returncode}: {said.strip()[-500:]}"
+        raise (InvalidRequest if is_refusal else FaultError)(message)
     return outcome
 
 
@@ -149,7 +164,12 @@ def _show(outcome: dict[str, Any], console: Console) -> int:
     table.add_row(
         "forward time", f"{counts['forward_ns'] / 1e9:.2f} s; recorded {counts['recorded_forward_ns'] / 1e9:.2f} s"
     )
+    eager = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["misses"].items()))
+    table.add_row("graph replays", str(counts["replays"]))
+    table.add_row("eager forwards", eager or "0")
     table.add_row("plans that differ", str(counts["differing"]))
+    if outcome["cut"] is not None:
+        table.add_row("cut off", f"{outcome['cut']}: compared up to there")
     console.print(table)
     if first is None:
         return OK

@@ -4,6 +4,7 @@ Parses and starts; imports neither service. The model is fetched first, so that 
 """
 
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -14,12 +15,15 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 from rich.console import Console
 
-from protos.client.fetch_model import fetch_model, prepare_folder
+from protos.client.fetch_model import model_for_device
 from protos.client.process_group import ProcessGroup, ServiceCommand
+from protos.client.serve_files import NO_FILES, ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
+from protos.service.config import ConfigError
 from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
 from protos.service.private_folder import remove_abandoned
+from protos.service.security_config import is_loopback
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
@@ -68,6 +72,16 @@ class ServeExecution:
     """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
     graph: Literal["off", "decode", "prefill", "all"] | None = None
     """Phases whose steps replay captured graphs, where torch computes. Default: all."""
+    decode_buckets: str | None = None
+    """Rows of the decode graphs, ascending, such as 1,2,4; see `buckets advise`. Default: the worker's own."""
+    prefill_buckets: str | None = None
+    """Tokens of the prefill graphs, ascending. Default: the worker's own."""
+    decode_graph_backend: Literal["full", "breakable", "compiled"] | None = None
+    """What captures decode steps. Default: full."""
+    prefill_graph_backend: Literal["full", "breakable", "compiled"] | None = None
+    """What captures other steps. Default: breakable."""
+    debug_graph: Annotated[bool, Parameter(negative="")] = False
+    """Keep graph runners, static buffers and padding, but run each step eagerly in them."""
     window: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=8))] = None
     """Plans in flight on a worker. Default: 2, so that no worker waits for the next plan."""
     kv_canary: Literal["off", "count", "refuse"] | None = None
@@ -104,6 +118,21 @@ class WorkerOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSecurity:
+    """Who may call, and how calls are protected. On 127.0.0.1 nothing is needed."""
+
+    tls_dir: Path | None = None
+    """Folder with tls.crt and tls.key of the callers' ports; read again when they change."""
+    callers: Path | None = None
+    """TOML file of callers, hashes of their tokens and their quotas. Default: everybody may call."""
+    insecure: Annotated[bool, Parameter(negative=())] = False
+    """Accept plain text from other machines."""
+    hardened: Annotated[bool, Parameter(negative=())] = False
+    """No reflection, and no patience with clients that ping too often."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What to serve, how, and on which ports."""
 
@@ -112,8 +141,9 @@ class ServeOptions:
     simulated-8b for the device `simulated`."""
     model_cache: Path | None = None
     """Folder of fetched models. Default: ~/.cache/forwardplane/models."""
-    device: Literal["cpu", "simulated"] = "cpu"
-    """Where workers run. `simulated`: nowhere; a table of step times and made-up tokens, for load tests."""
+    device: Literal["cpu", "cuda", "simulated"] = "cpu"
+    """Where workers run. `cuda`: on a GPU, on which no kernel of this release has ever been run. `simulated`: nowhere;
+    a table of step times and made-up tokens, for load tests."""
     numerics: Literal["fast", "reproducible"] = "fast"
     """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -128,14 +158,16 @@ class ServeOptions:
     """What the processes log to stderr."""
     execution: ServeExecution = ServeExecution()
     """What computes."""
+    security: ServeSecurity = ServeSecurity()
+    """Who may call."""
     ports: ServePorts = ServePorts()
     """Where they listen."""
     limits: WorkerOptions = WorkerOptions()
     """Limits of each worker."""
     simulated: SimulatedOptions = SimulatedOptions()
     """What the device `simulated` is like."""
-    record: Path | None = None
-    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
+    files: ServeFiles = NO_FILES
+    """Files of the scheduler."""
 
     @property
     def model_name(self) -> str:
@@ -147,21 +179,24 @@ def resolve_model(options: ServeOptions, console: Console) -> ModelFolder:
     """The folder of the model to serve, fetched or prepared when it is not there yet.
 
     Raises:
-        InvalidModelFile, UnknownModel: the name or the files cannot be used.
+        InvalidModelFile, UnknownModel, UnsupportedFeature: the name or the files cannot be used.
     """
-    path = Path(options.model_name)
     with console.status(f"model {options.model_name}") as status:
 
         def show(message: str) -> None:
             status.update(message)
 
-        if path.exists():
-            return prepare_folder(path, cache=options.model_cache, progress=show)
-        return fetch_model(options.model_name, cache=options.model_cache, progress=show)
+        return model_for_device(options.model_name, device=options.device, cache=options.model_cache, progress=show)
 
 
 def service_commands(options: ServeOptions, folder: ModelFolder) -> list[ServiceCommand]:
-    """The processes of the group, workers first."""
+    """The processes of the group, workers first.
+
+    Raises:
+        ConfigError: other machines could read along, and that was not asked for.
+        EngineError: a port cannot be had.
+    """
+    _check_exposure(options)
     _check_ports(options)
     workers = [_worker_command(options, folder, index) for index in range(options.workers)]
     return [*workers, _scheduler_command(options, folder)]
@@ -191,13 +226,16 @@ def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
     given: dict[str, object] = {
         "--kernels": options.execution.kernels,
-        "--graph": options.execution.graph,
         "--window": options.execution.window,
         "--kv-canary": options.execution.kv_canary,
+        "--hardened": "true" if options.security.hardened else None,
         "--num-pages": options.limits.num_pages,
         "--max-rows": options.limits.max_rows,
         "--max-tokens": options.limits.max_tokens_per_plan,
     }
+    names = ("graph", "decode_buckets", "prefill_buckets", "decode_graph_backend", "prefill_graph_backend")
+    given |= {f"--{name.replace('_', '-')}": getattr(options.execution, name) for name in names}
+    given["--debug-graph"] = "true" if options.execution.debug_graph else None
     if options.device == "simulated":
         given |= {
             "--simulated-steps": options.simulated.simulated_steps,
@@ -219,18 +257,38 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         "--max-hidden-mode": options.max_hidden_mode,
         "--log-level": options.log_level,
     }
-    if options.record is not None:
-        arguments["--record"] = str(options.record.absolute())
     if options.ports.http_port:
         arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
         arguments["--budget-tokens"] = str(options.budget_tokens)
     return ServiceCommand(
         name="scheduler",
-        arguments=("-m", "scheduler_svc", *_flags(arguments)),
+        arguments=("-m", "scheduler_svc", *_flags(arguments | options.files.flags() | _guarded(options.security))),
         health_target=f"127.0.0.1:{options.ports.health_port}",
         health_service=GENERATION_SERVICE,
+        restarts=options.files.resume_key_file is not None,
     )
+
+
+def _check_exposure(options: ServeOptions) -> None:
+    security = options.security
+    if not (is_loopback(options.ports.host) or security.tls_dir or security.insecure):
+        message = (
+            f"--host {options.ports.host} can be reached from other machines, in plain text: give --tls-dir (a folder "
+            "with tls.crt and tls.key) and --callers (a file of tokens), keep 127.0.0.1, or accept it with --insecure"
+        )
+        raise ConfigError([message])
+
+
+def _guarded(security: ServeSecurity) -> dict[str, str]:
+    """Flags of a scheduler that are given only when the user gave them."""
+    given: dict[str, object] = {
+        "--caller-tls-dir": security.tls_dir and security.tls_dir.absolute(),
+        "--callers": security.callers and security.callers.absolute(),
+        "--insecure": "true" if security.insecure else None,
+        "--hardened": "true" if security.hardened else None,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _flags(arguments: dict[str, str]) -> list[str]:
@@ -254,11 +312,16 @@ _WORKER_PORTS = ("worker_port", "worker_health_port", "worker_metrics_port")
 
 
 def serve(options: ServeOptions, console: Console) -> int:
-    """Run until a signal or a dead child. Returns the exit code.
+    """Run until a signal or the end of a child that cannot be started again. Returns the exit code.
 
     Raises:
         EngineError: the model, a port or a process is not usable.
     """
+    with tempfile.TemporaryDirectory(prefix="forwardplane-") as folder:
+        return _serve(replace(options, files=options.files.with_key(Path(folder))), console)
+
+
+def _serve(options: ServeOptions, console: Console) -> int:
     if options.ports.http_port is None:
         options = replace(options, ports=replace(options.ports, http_port=DEFAULT_HTTP_PORT))
     stop = threading.Event()

@@ -1,31 +1,33 @@
-"""`forwardplane status`: a server's load and a table of its workers."""
+"""`forwardplane status`: a server's load, its workers, and how their forwards ran."""
 
 from rich.console import Console
 from rich.table import Table
 
-from protos.client import exit_codes
+from protos.client.exit_codes import OK
 from protos.client.generation_client import GenerationClient
-from protos.client.messages import Load
+from protos.client.load_messages import GraphUse, Load, WorkerLoad
+from protos.client.server_access import ServerAccess
 
 
-def status(console: Console, *, target: str) -> int:
+def status(server: ServerAccess, console: Console) -> int:
     """Ask and show. Returns the exit code.
 
     Raises:
-        EngineError: no server answers.
+        EngineError: the server does not answer.
     """
-    with GenerationClient(target) as client:
+    with GenerationClient(server.target, credentials=server.credentials()) as client:
         model, load = client.model(), client.load()
     console.print(f"{model.name}: {load.requests_running} running, {load.requests_waiting} waiting", highlight=False)
     console.print(worker_table(load))
-    return exit_codes.OK
+    graphs = graph_table(load)
+    if graphs.row_count:
+        console.print(graphs)
+    return OK
 
 
 def worker_table(load: Load) -> Table:
     """One line a worker."""
-    table = Table(
-        "worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans", "replays", "misses"
-    )
+    table = Table("worker", "state", "device", "numerics", "kernels", "running", "pages used", "plans")
     for worker in load.workers:
         table.add_row(
             worker.name,
@@ -36,7 +38,49 @@ def worker_table(load: Load) -> Table:
             str(worker.requests_running),
             f"{worker.pages_used} / {worker.pages}",
             str(worker.plans),
-            str(worker.graph_replays),
-            str(worker.graph_misses),
         )
     return table
+
+
+def graph_table(load: Load) -> Table:
+    """One line a worker and phase: forwards that replayed a captured graph, and the reasons of those that did not."""
+    table = Table("worker", "phase", "replays", "padded tokens", "misses", "reasons")
+    for worker in load.workers:
+        for use in worker.graphs:
+            table.add_row(
+                worker.name,
+                use.phase.name.lower(),
+                str(use.replays),
+                padding_text(use.padded_tokens, use.real_tokens) if use.replays else "",
+                str(use.num_misses),
+                reasons_text((use,)),
+            )
+    return table
+
+
+def padding_text(padded: int, real: int) -> str:
+    """Padding as a number and as a share of what replays computed."""
+    return f"{padded} ({padded / max(padded + real, 1):.0%}) beside {real} real"
+
+
+def reasons_text(uses: tuple[GraphUse, ...]) -> str:
+    """Why forwards ran eagerly, most frequent first."""
+    counts: dict[str, int] = {}
+    for use in uses:
+        for reason, count in use.misses:
+            counts[reason.name.lower()] = counts.get(reason.name.lower(), 0) + count
+    ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    return ", ".join(f"{reason} {count}" for reason, count in ranked)
+
+
+def graph_rows(workers: tuple[WorkerLoad, ...]) -> tuple[tuple[str, str], ...]:
+    """What graphs did for all workers together, as lines of a summary."""
+    uses = tuple(use for worker in workers for use in worker.graphs)
+    replays, misses = sum(use.replays for use in uses), sum(use.num_misses for use in uses)
+    reasons = reasons_text(uses)
+    padded, real = sum(use.padded_tokens for use in uses), sum(use.real_tokens for use in uses)
+    return (
+        ("graph replays", str(replays)),
+        ("graph misses", f"{misses}: {reasons}" if reasons else str(misses)),
+        ("padded tokens", padding_text(padded, real) if replays else "0"),
+    )

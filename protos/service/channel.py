@@ -6,6 +6,7 @@ the callers' port answers frequent ones with GOAWAY.
 
 import grpc
 
+from protos.service.credentials import ChannelSecurity
 from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES, MAX_PLAN_BYTES, MAX_RESULT_BYTES
 
 _PLAN_BYTES = max(MAX_PLAN_BYTES, MAX_RESULT_BYTES)
@@ -26,22 +27,36 @@ _PLAN_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 _CALLER_OPTIONS = (
+    # A scheduler that is started again is found at once: its callers have streams to go on with.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", MAX_CALLER_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_CALLER_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
 )
 
 
-def plan_channel(target: str) -> grpc.aio.Channel:
+def plan_channel(target: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """A scheduler's own connection to one worker: never shared, never retried, never through a proxy."""
-    return grpc.aio.insecure_channel(target, options=_PLAN_OPTIONS)
+    if security is None:
+        return grpc.aio.insecure_channel(target, options=_PLAN_OPTIONS)
+    return grpc.aio.secure_channel(target, security.credentials, options=(*_PLAN_OPTIONS, *_named(security)))
 
 
-def caller_channel(target: str) -> grpc.aio.Channel:
+def caller_channel(target: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """A caller's connection to a scheduler, for asyncio."""
-    return grpc.aio.insecure_channel(target, options=_CALLER_OPTIONS)
+    if security is None:
+        return grpc.aio.insecure_channel(target, options=_CALLER_OPTIONS)
+    return grpc.aio.secure_channel(target, security.credentials, options=(*_CALLER_OPTIONS, *_named(security)))
 
 
-def sync_caller_channel(target: str) -> grpc.Channel:
+def sync_caller_channel(target: str, security: ChannelSecurity | None = None) -> grpc.Channel:
     """A caller's connection to a scheduler, without asyncio."""
-    return grpc.insecure_channel(target, options=_CALLER_OPTIONS)
+    if security is None:
+        return grpc.insecure_channel(target, options=_CALLER_OPTIONS)
+    return grpc.secure_channel(target, security.credentials, options=(*_CALLER_OPTIONS, *_named(security)))
+
+
+def _named(security: ChannelSecurity) -> tuple[tuple[str, str], ...]:
+    """Options by which the server's certificate is held against a fixed name in place of the target's host."""
+    return (("grpc.ssl_target_name_override", security.server_name),) if security.server_name else ()

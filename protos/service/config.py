@@ -10,7 +10,7 @@ import difflib
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
@@ -134,19 +134,36 @@ def load_config(
     return _validated(schema, merge)
 
 
+def _nothing_more(_config: BaseModel) -> Sequence[str]:
+    return ()
+
+
 def load_or_exit(
     schema: type[ConfigT],
     arguments: Sequence[str],
     *,
     program: str,
     description: str = "",
+    check: Callable[[ConfigT], Sequence[str]] = _nothing_more,
 ) -> LoadedConfig[ConfigT]:
-    """As `load_config`; answers `--help` with exit 0, and prints every problem and exits 78 when there is one."""
+    """As `load_config`; answers `--help` with exit 0, and prints every problem and exits 78 when there is one.
+
+    Args:
+        schema: as `load_config`.
+        arguments: as `load_config`.
+        program: named in front of problems.
+        description: for the help.
+        check: problems of settings that are good each on its own.
+    """
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(help_text(schema, program=program, description=description))
         raise SystemExit(0)
     try:
-        return load_config(schema, arguments=arguments)
+        loaded = load_config(schema, arguments=arguments)
+        problems = check(loaded.value)
+        if problems:
+            raise ConfigError(problems)
+        return loaded
     except ConfigError as error:
         _exit_with(error, program)
 
@@ -167,7 +184,9 @@ def _parse(schema: type[BaseModel], merge: _Merge, arguments: Sequence[str]) -> 
     merge.problems.extend(_unknown(unknown, ["--config", *(entry.flag for entry in merge.fields.values())]))
     flags: dict[str, str] = {}
     for name, value in vars(found).items():
-        if value == NO_VALUE:
+        if value == NO_VALUE and merge.fields[name].info.annotation is bool:
+            flags[name] = "true"
+        elif value == NO_VALUE:
             merge.problems.append(f"flag --{name.replace('_', '-')} needs a value")
         elif name != "help":
             flags[name] = value

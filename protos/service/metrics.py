@@ -41,6 +41,11 @@ GRAMMAR_SECONDS_BUCKETS = (
 )
 DEVIATION_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 ROWS_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+FORWARD_TOKENS_BUCKETS = (
+    *(*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *range(72, 257, 8), *range(272, 513, 16)),
+    *(*range(544, 1025, 32), *range(1088, 2049, 64), *range(2304, 8193, 256), 65536),
+)
+"""Fine enough to choose graph buckets from: one in sixteen at most, and every default bucket is a limit."""
 TOKENS_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 _STANDARD_PREFIXES = ("process_", "python_")

@@ -1,40 +1,39 @@
-"""The file that plans and results are recorded in: framed entries in one zstandard stream, written and read here only.
+"""The file that plans and results are recorded in: framed entries, written and read here only.
 
-    magic | zstd( (kind u8, length u32, payload)* )
+    magic | version u32 | (length u32, crc of the piece u32, crc of these two u32, piece)*
 
+The pieces are one zstandard stream, (kind u8, length u32, payload)*, and each ends where an entry ends. So a file that
+was cut off gives every whole piece, and a changed bit is found before anything is made of it, with its place.
 Each file can be read alone: it opens with who wrote it and, per worker, its attach answer and the tokens behind its
 pages. It holds token ids, so it is made for its owner alone (mode 0600). Guards: reading never trusts a length or kind.
 """
 
-import io
 import os
 import struct
-import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import zstandard
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from protos.forwardplane.v1.worker_pb2 import AttachReply
-from protos.wire.codec import worker_info_from_proto, worker_info_to_proto
 from protos.wire.errors import DataFault, InvalidRequest
-from protos.wire.worker_info import WorkerInfo
 
 MAGIC = b"FPRECORD"
-VERSION = 1
+VERSION = 2
 MAX_ENTRY_BYTES = 1 << 30
 MAX_NAME_BYTES = 255
+_ZSTANDARD = 0xFD2FB528
+"""What stands in the version's place in files of version 1."""
+_VERSION = struct.Struct("<I")
+_PIECE = struct.Struct("<III")
 _FRAME = struct.Struct("<BI")
-_PAIR = struct.Struct("<QQ")
-_READ_BYTES = 1 << 13
 _MAX_WINDOW_BYTES = 1 << 27
-_FLUSH_BYTES = 1 << 14
-"""Of entries; the compressor holds back no more."""
+_PIECE_BYTES = 1 << 14
+"""Of entries; a piece is written when it has more."""
 _FIELD = "recording"
 
 
@@ -50,6 +49,11 @@ class EntryKind(IntEnum):
     """Entries before this one are missing."""
     END = 7
     """The writer closed the file in order."""
+    CUT = 8
+    """Never written. Read where a file ends without its end; the payload says where, in words."""
+
+
+_KINDS = frozenset(int(kind) for kind in EntryKind) - {EntryKind.CUT}
 
 
 class RecordingHeader(BaseModel):
@@ -57,7 +61,6 @@ class RecordingHeader(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = VERSION
     model: str
     weights_fingerprint: str
     part: int
@@ -73,88 +76,6 @@ class Entry:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
-    """Payload of ATTACH."""
-
-    epoch: int
-    term: int
-    info: WorkerInfo
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LivePages:
-    """Payload of PAGES: the tokens behind every page that a later plan may read, parents before children."""
-
-    is_complete: bool
-    """False: something was lost before this file; pages may be missing."""
-    pages: np.ndarray
-    """i32 [n]"""
-    parents: np.ndarray
-    """i32 [n]: the page of the same sequence before it; 0: none."""
-    indptr: np.ndarray
-    """i64 [n + 1]"""
-    token_ids: np.ndarray
-    """i32 [indptr[n]]"""
-    result_seqs: np.ndarray
-    """u64 [k]: the last plans answered before this file."""
-    result_indptr: np.ndarray
-    """i64 [k + 1]"""
-    result_tokens: np.ndarray
-    """i32: of each of their rows; -1 where there was none."""
-
-
-_PAGE_ARRAYS = ("pages", "parents", "indptr", "token_ids", "result_seqs", "result_indptr", "result_tokens")
-
-
-def encode_attachment(attachment: Attachment) -> bytes:
-    """Bytes of an ATTACH."""
-    head = _PAIR.pack(attachment.epoch, attachment.term)
-    return head + worker_info_to_proto(attachment.info).SerializeToString(deterministic=True)
-
-
-def decode_attachment(payload: bytes) -> Attachment:
-    """The ATTACH in `payload`.
-
-    Raises:
-        EngineError: malformed.
-    """
-    if len(payload) < _PAIR.size:
-        raise DataFault("an attach entry is too short", field=_FIELD)
-    epoch, term = _PAIR.unpack_from(payload)
-    reply = AttachReply()
-    try:
-        reply.ParseFromString(payload[_PAIR.size :])
-    except ValueError as error:
-        raise DataFault("an attach entry cannot be read", field=_FIELD) from error
-    return Attachment(epoch=epoch, term=term, info=worker_info_from_proto(reply))
-
-
-def encode_pages(live: LivePages) -> bytes:
-    """Bytes of a PAGES."""
-    buffer = io.BytesIO()
-    arrays = {name: getattr(live, name) for name in _PAGE_ARRAYS}
-    np.savez(buffer, is_complete=np.array(live.is_complete), **arrays)
-    return buffer.getvalue()
-
-
-def decode_pages(payload: bytes) -> LivePages:
-    """The PAGES in `payload`.
-
-    Raises:
-        DataFault: malformed.
-    """
-    try:
-        with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-            live = LivePages(is_complete=bool(arrays["is_complete"]), **{name: arrays[name] for name in _PAGE_ARRAYS})
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataFault("a pages entry cannot be read", field=_FIELD) from error
-    sizes = (len(live.pages) == len(live.parents) == len(live.indptr) - 1, live.indptr[-1] == len(live.token_ids))
-    if not all(sizes) or live.result_indptr[-1] != len(live.result_tokens):
-        raise DataFault("a pages entry contradicts itself", field=_FIELD)
-    return live
-
-
 class RecordingWriter:
     """One file, from its creation to its end. Used by one thread."""
 
@@ -166,9 +87,11 @@ class RecordingWriter:
         """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._file: BinaryIO = os.fdopen(descriptor, "wb")
-        self._file.write(MAGIC)
-        self._unflushed = 0
-        self._stream = zstandard.ZstdCompressor(level=1).stream_writer(self._file, closefd=False)
+        self._file.write(MAGIC + _VERSION.pack(VERSION))
+        self._compressor = zstandard.ZstdCompressor(level=1).compressobj()
+        self._piece = bytearray()
+        self._num_plain = 0
+        """Bytes of entries in the piece that is not written yet."""
         self.add(Entry(EntryKind.HEADER, "", header.model_dump_json().encode()))
 
     @property
@@ -179,26 +102,34 @@ class RecordingWriter:
     def add(self, entry: Entry) -> None:
         """Append one entry."""
         name = entry.worker.encode()[:MAX_NAME_BYTES]
-        self._stream.write(_FRAME.pack(entry.kind, 1 + len(name) + len(entry.payload)))
-        self._stream.write(bytes([len(name)]) + name)
-        self._stream.write(entry.payload)
-        self._unflushed += len(entry.payload)
-        if self._unflushed > _FLUSH_BYTES:
-            self._unflushed = 0
-            self._stream.flush()
+        head = _FRAME.pack(entry.kind, 1 + len(name) + len(entry.payload)) + bytes([len(name)]) + name
+        for part in (head, entry.payload):
+            self._piece += self._compressor.compress(part)
+            self._num_plain += len(part)
+        if self._num_plain > _PIECE_BYTES:
+            self.flush()
 
     def flush(self) -> None:
-        """Make everything so far readable."""
-        self._stream.flush()
-        self._file.flush()
+        """Make everything so far readable, even if the process is killed."""
+        if self._num_plain:
+            self._write_piece(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
     def close(self) -> None:
         """End the file in order."""
         try:
             self.add(Entry(EntryKind.END, "", b""))
-            self._stream.flush(zstandard.FLUSH_FRAME)
+            self._write_piece(zstandard.COMPRESSOBJ_FLUSH_FINISH)
         finally:
             self._file.close()
+
+    def _write_piece(self, mode: int) -> None:
+        self._piece += self._compressor.flush(mode)
+        sizes = struct.pack("<II", len(self._piece), zlib.crc32(self._piece))
+        self._file.write(sizes + struct.pack("<I", zlib.crc32(sizes)))
+        self._file.write(self._piece)
+        self._file.flush()
+        self._piece.clear()
+        self._num_plain = 0
 
 
 def is_recording(path: Path) -> bool:
@@ -214,40 +145,49 @@ def read_header(path: Path) -> RecordingHeader:
 
     Raises:
         InvalidRequest: no recording, or one of another release.
-        DataFault: damaged.
+        DataFault: damaged, or cut off before its header.
     """
     first = next(read_entries(path))
+    if first.kind is EntryKind.CUT:
+        raise DataFault(f"{path.name} is cut off before its header", field=_FIELD)
     if first.kind is not EntryKind.HEADER:
         raise DataFault(f"{path.name} does not begin with a header", field=_FIELD)
     try:
-        header = RecordingHeader.model_validate_json(first.payload)
+        return RecordingHeader.model_validate_json(first.payload)
     except ValidationError as error:
         raise DataFault(f"the header of {path.name} cannot be read", field=_FIELD) from error
-    if header.version != VERSION:
-        message = f"{path.name} is a recording of version {header.version}, this release reads {VERSION}"
-        raise InvalidRequest(message, field=_FIELD)
-    return header
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """The entries of the file at `path`, in order, until END.
+    """The entries of the file at `path`, in order; the last is END, or CUT where the file ends before that.
 
     Raises:
-        InvalidRequest: no recording, or the file cannot be opened.
-        DataFault: damaged or cut off; says after how many entries.
+        InvalidRequest: no recording, one of another release, or the file cannot be opened.
+        DataFault: damaged; says at which byte, after how many entries.
     """
     try:
         with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
-                raise InvalidRequest(f"{path.name} is no recording of plans", field=_FIELD)
-            yield from _entries(file, path.name)
+            _check_version(file, path.name)
+            yield from _entries(_Pieces(file, path.name))
     except OSError as error:
         raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}", field=_FIELD) from error
 
 
-def _entries(file: BinaryIO, name: str) -> Iterator[Entry]:
-    source = _PlainBytes(file, name)
-    while True:
+def _check_version(file: BinaryIO, name: str) -> None:
+    if file.read(len(MAGIC)) != MAGIC:
+        raise InvalidRequest(f"{name} is no recording of plans", field=_FIELD)
+    found = file.read(_VERSION.size)
+    if len(found) < _VERSION.size:
+        raise DataFault(f"{name} is cut off before its header", field=_FIELD)
+    (version,) = _VERSION.unpack(found)
+    if version != VERSION:
+        shown = 1 if version == _ZSTANDARD else version
+        message = f"{name} is a recording of version {shown}, this release reads {VERSION}"
+        raise InvalidRequest(message, field=_FIELD)
+
+
+def _entries(source: "_Pieces") -> Iterator[Entry]:
+    while source.has_more():
         kind, length = _FRAME.unpack(source.take(_FRAME.size))
         if kind not in _KINDS or not 1 <= length <= MAX_ENTRY_BYTES:
             raise source.damage()
@@ -261,40 +201,66 @@ def _entries(file: BinaryIO, name: str) -> Iterator[Entry]:
         yield Entry(EntryKind(kind), worker, content[begin:])
         if kind == EntryKind.END:
             return
+    yield Entry(EntryKind.CUT, "", f"at byte {source.offset}, after {source.num_entries} entries".encode())
 
 
-class _PlainBytes:
-    """What a compressed file holds, as far as it goes: a file that was cut off gives all that was flushed to it."""
+class _Pieces:
+    """What a file holds, piece by piece, each checked before it is unpacked."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.num_entries = 0
         """Taken so far, for messages."""
+        self.offset = file.tell()
+        """Where the piece begins that was read last, or that the file ends in."""
         self._file = file
         self._name = name
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
         self._plain = bytearray()
 
+    def has_more(self) -> bool:
+        """Whether another entry begins; False: the file ends here.
+
+        Raises:
+            DataFault: damaged.
+        """
+        while not self._plain:
+            piece = self._next_piece()
+            if piece is None:
+                return False
+            try:
+                self._plain += self._decompressor.decompress(piece)
+            except zstandard.ZstdError as error:
+                raise self.damage() from error
+        return True
+
     def take(self, size: int) -> bytes:
         """The next `size` bytes.
 
         Raises:
-            DataFault: damaged, or there are not that many.
+            DataFault: damaged, or there are not that many in this piece.
         """
-        while len(self._plain) < size:
-            part = self._file.read(_READ_BYTES)
-            if not part:
-                raise DataFault(f"{self._name} ends after {self.num_entries} entries, without its end", field=_FIELD)
-            try:
-                self._plain += self._decompressor.decompress(part)
-            except zstandard.ZstdError as error:
-                raise self.damage() from error
+        if len(self._plain) < size:
+            raise self.damage()
         taken = bytes(self._plain[:size])
         del self._plain[:size]
         return taken
 
     def damage(self) -> DataFault:
         """The error that says where."""
-        return DataFault(f"{self._name} is damaged after {self.num_entries} entries", field=_FIELD)
+        message = f"{self._name} is damaged in what begins at byte {self.offset}, after {self.num_entries} entries"
+        return DataFault(message, field=_FIELD)
 
-
-_KINDS = frozenset(int(kind) for kind in EntryKind)
+    def _next_piece(self) -> bytes | None:
+        self.offset = self._file.tell()
+        head = self._file.read(_PIECE.size)
+        if len(head) < _PIECE.size:
+            return None
+        length, crc, head_crc = _PIECE.unpack(head)
+        if zlib.crc32(head[: _PIECE.size - 4]) != head_crc:
+            raise self.damage()
+        piece = self._file.read(length)
+        if len(piece) < length:
+            return None
+        if zlib.crc32(piece) != crc:
+            raise self.damage()
+        return piece

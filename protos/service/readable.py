@@ -11,13 +11,17 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from protos.service.message_scan import MessageScan
 from protos.wire.errors import DataFault, InvalidRequest, MessageTooLarge
+from protos.wire.limits import MAX_MESSAGE_FIELDS
 
 
 class Unreadable(Enum):
     """In place of a message."""
 
     BYTES = auto()
+    FIELDS = auto()
+    """Too many of them: the message was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,14 @@ def tolerant(
     """The same deserialiser, with a marker for bytes it cannot read, or may not since they are too many."""
     if deserialise is None:
         return None
+    message_class = getattr(deserialise, "__self__", None)
+    scan = MessageScan(message_class) if hasattr(message_class, "DESCRIPTOR") else None
 
     def read(data: bytes) -> Any:
         if max_bytes is not None and len(data) > max_bytes:
             return TooLarge(len(data), max_bytes)
+        if scan is not None and scan.is_too_much(data):
+            return Unreadable.FIELDS
         try:
             return deserialise(data)
         except DecodeError:
@@ -50,10 +58,12 @@ def checked(request: Any) -> Any:
     """The request of a unary call.
 
     Raises:
-        InvalidRequest: its bytes are no message.
+        InvalidRequest: its bytes are no message, or have too many fields.
         MessageTooLarge: they are too many.
     """
     _check_size(request)
+    if request is Unreadable.FIELDS:
+        raise InvalidRequest(f"the request has more than {MAX_MESSAGE_FIELDS} fields; a packed list counts once")
     if request is Unreadable.BYTES:
         raise InvalidRequest("the request's bytes are not a message of this call")
     return request
@@ -68,7 +78,7 @@ async def checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """
     async for request in requests:
         _check_size(request)
-        if request is Unreadable.BYTES:
+        if isinstance(request, Unreadable):
             raise DataFault("the bytes of a message of the stream cannot be read")
         yield request
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from protos.service.gguf_header import TensorEntry, shown
+from protos.service.json_cost import json_cost
 from protos.service.safetensors_header import read_safetensors_header
 from protos.wire.errors import InvalidModelFile
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_TEXT_BYTES = 16 << 20
+MAX_TEXT_COST = 96 << 20
 MAX_FILES = 1000
 _SUFFIX = ".safetensors"
 
@@ -78,7 +80,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_TEXT_BYTES:
             raise InvalidModelFile(f"{path.name} has {size} bytes, limit {MAX_TEXT_BYTES}", field=path.name)
-        value = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        cost = json_cost(content)
+        if cost > MAX_TEXT_COST:
+            raise InvalidModelFile(f"{path.name} takes {cost} bytes to read, limit {MAX_TEXT_COST}", field=path.name)
+        value = json.loads(content)
     except OSError as error:
         raise InvalidModelFile(f"{path.name} cannot be read: {error.strerror}", field=path.name) from error
     except (ValueError, RecursionError) as error:

@@ -23,8 +23,11 @@ from protos.service.gguf_header import (
     shown,
 )
 from protos.service.gguf_types import TensorType
+from protos.service.json_cost import json_cost
 from protos.wire.errors import InvalidModelFile
 
+MAX_HEADER_COST = 96 << 20
+"""Memory that reading one header may take; 20,000 tensors with long names take a tenth of it."""
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
@@ -90,6 +93,9 @@ def _parse_json(head: bytes, label: str) -> dict[str, Any]:
             raise ValueError("a key occurs twice")
         return found
 
+    cost = json_cost(head)
+    if cost > MAX_HEADER_COST:
+        raise _error(label, "header", f"takes {cost} bytes to read, limit {MAX_HEADER_COST}")
     try:
         value = json.loads(head, object_pairs_hook=without_twins)
     except RecursionError as error:

@@ -50,6 +50,18 @@ _KEEPALIVE: dict[PortProfile, Options] = {
 }
 
 
+_HARDENED: dict[PortProfile, Options] = {
+    PortProfile.CALLER: (
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_ping_strikes", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 300_000),
+        ("grpc.max_connection_idle_ms", 120_000),
+    ),
+    PortProfile.PLAN: (("grpc.http2.max_ping_strikes", 1),),
+}
+"""Not the age of connections: that would cut streams off."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """What differs between our servers."""
@@ -57,6 +69,10 @@ class ServerOptions:
     profile: PortProfile = PortProfile.CALLER
     max_message_bytes: int | None = None
     """Both directions; absent: the profile's (4 MiB, plans 8 MiB)."""
+    hardened: bool = False
+    """No patience with abuse: one bad ping ends a connection, and so does having no call for two minutes."""
+    handshake_timeout_ms: int = 10_000
+    """gRPC's own is two minutes, in which each half-open connection holds a descriptor."""
     max_concurrent_streams: int = 1024
     """Per connection; a caller's further calls wait in its own channel."""
     max_pending_calls: int | None = None
@@ -76,7 +92,9 @@ def build_server(*, options: ServerOptions, interceptors: Sequence[grpc.aio.Serv
         ("grpc.so_reuseport", int(options.shares_port)),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
         *_pending(options.max_pending_calls),
+        ("grpc.server_handshake_timeout_ms", options.handshake_timeout_ms),
         *_KEEPALIVE[options.profile],
+        *(_HARDENED[options.profile] if options.hardened else ()),
     )
     return grpc.aio.server(interceptors=list(interceptors), options=settings)
 
@@ -88,8 +106,15 @@ def _pending(max_calls: int | None) -> Options:
     return (("grpc.server.max_pending_requests", max_calls), ("grpc.server.max_pending_requests_hard_limit", max_calls))
 
 
-def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: bool = False) -> int:
-    """Let `server` listen in plain text; the port it got (0 asks for any free one).
+def bind_port(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    *,
+    shares_port: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
+    """Let `server` listen, in plain text without `credentials`; the port it got (0 asks for any free one).
 
     Raises:
         PortInUse: another process listens there.
@@ -98,6 +123,8 @@ def bind_port(server: grpc.aio.Server, host: str, port: int, *, shares_port: boo
     if not shares_port:
         prove_port_free(host, port)
     try:
+        if credentials is not None:
+            return server.add_secure_port(address(host, port), credentials)
         return server.add_insecure_port(address(host, port))
     except RuntimeError:
         prove_port_free(host, port)

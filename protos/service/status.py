@@ -11,8 +11,8 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from typing import Any, Never, Protocol, TypeAlias, cast
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Never, Protocol, cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -22,12 +22,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from protos.forwardplane.v1.error_pb2 import Blast, ErrorDetail, Retry
+from protos.service.handlers import Context, Handler, async_behaviour, handler_like, write_all
 from protos.service.readable import checked, checked_stream, tolerant
 from protos.wire import errors
 from protos.wire.errors import EngineError, InternalFault, StaleEpoch
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 DOMAIN = "forwardplane"
 MAX_MESSAGE_BYTES = 512
@@ -43,8 +41,8 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.NOT_FOUND: errors.CallerError,
     grpc.StatusCode.ALREADY_EXISTS: errors.CallerError,
     grpc.StatusCode.FAILED_PRECONDITION: errors.CallerError,
-    grpc.StatusCode.PERMISSION_DENIED: errors.CallerError,
-    grpc.StatusCode.UNAUTHENTICATED: errors.CallerError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.UNIMPLEMENTED: errors.NotOffered,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
@@ -141,13 +139,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler:
         """The handler of this call inside a border; handlers that are not asynchronous stay as they are."""
         handler = cast(Any, await continuation(handler_call_details))
-        behaviour = _behaviour(handler)
+        behaviour = async_behaviour(handler)
         if behaviour is None:
             return cast(Handler, handler)
         wrap = self._stream if handler.response_streaming else self._unary
         check = checked_stream if handler.request_streaming else checked
         read = tolerant(handler.request_deserializer, max_bytes=self._max_request_bytes)
-        return _handler_like(handler, wrap(behaviour, handler_call_details.method, check=check), read)
+        wrapped = wrap(behaviour, handler_call_details.method, check=check)
+        return handler_like(handler, wrapped, deserializer=read)
 
     def _unary(
         self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
@@ -164,7 +163,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> None:
             async with self._border(method, context):
                 if inspect.isasyncgenfunction(behaviour):
-                    await _write_all(behaviour(check(request), context), context)
+                    await write_all(behaviour(check(request), context), context)
                 else:
                     await behaviour(check(request), context)
 
@@ -192,32 +191,6 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         finally:
             for observer in self._observers:
                 observer.call_finished(method, code, seconds=time.monotonic() - began)
-
-
-async def _write_all(messages: Any, context: Context) -> None:
-    async with aclosing(messages):
-        async for message in messages:
-            await context.write(message)
-
-
-def _behaviour(handler: Any) -> Callable[..., Any] | None:
-    """The handler's function if it is asynchronous."""
-    if handler is None:
-        return None
-    found = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
-    return cast(Callable[..., Any], found) if is_async else None
-
-
-def _handler_like(handler: Any, behaviour: Callable[..., Any], read: Callable[[bytes], Any] | None) -> Handler:
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    made = cast(Any, make)(behaviour, read, handler.response_serializer)
-    return cast(Handler, made)
 
 
 def _code_name(context: Context) -> str:

@@ -92,18 +92,24 @@ class _Pairs:
         self._plan, self._base = plan, base
         self.rows, self.base_rows = rows, base_rows
 
-    def keep(self, chosen: Array) -> None:
-        self.rows, self.base_rows = self.rows[chosen], self.base_rows[chosen]
+    def keep(self, chosen: Array | None) -> None:
+        """None: all, since neither plan has what was compared."""
+        if chosen is not None and not chosen.all():
+            self.rows, self.base_rows = self.rows[chosen], self.base_rows[chosen]
 
-    def same_values(self, column: SoftColumn) -> Array:
+    def same_values(self, column: SoftColumn) -> Array | None:
         mine, theirs = soft_values(self._plan, column), soft_values(self._base, column)
+        if mine is None and theirs is None:
+            return None
         mine_now = np.full(len(self.rows), column.neutral, column.dtype) if mine is None else mine[self.rows]
         base_now = np.full(len(self.rows), column.neutral, column.dtype) if theirs is None else theirs[self.base_rows]
         same: Array = (_bytes(mine_now) == _bytes(base_now)).all(axis=1)
         return same
 
-    def same_table(self, table: SoftTable) -> Array:
+    def same_table(self, table: SoftTable) -> Array | None:
         mine, theirs = soft_table(self._plan, table), soft_table(self._base, table)
+        if mine is None and theirs is None:
+            return None
         starts, lens = _spans(None if mine is None else mine[table.indptr], self.rows)
         base_starts, base_lens = _spans(None if theirs is None else theirs[table.indptr], self.base_rows)
         same: Array = lens == base_lens
@@ -114,9 +120,11 @@ class _Pairs:
             same &= same_spans(mine[name], starts, theirs[name], base_starts, lens=compared)
         return same
 
-    def same_first_outputs(self) -> Array:
+    def same_first_outputs(self) -> Array | None:
         """Whether the base's output ids are the first of the row's."""
         mine, theirs = self._plan.penalties, self._base.penalties
+        if mine is None and theirs is None:
+            return None
         starts, lens = _spans(None if mine is None else mine.output_indptr, self.rows)
         base_starts, base_lens = _spans(None if theirs is None else theirs.output_indptr, self.base_rows)
         same: Array = base_lens <= lens

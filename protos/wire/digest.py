@@ -12,6 +12,9 @@ from protos.wire import columns, limits
 from protos.wire.codec_plan import OPTIONAL_GROUPS
 from protos.wire.plan import Forward, ForwardPlan, GraphChoice, Mask, PlanIdentity
 
+_COPIED_BYTES = 4096
+"""Below this, one call more costs more than a copy."""
+
 
 class _Hasher:
     """Feeds named, length-prefixed parts to the hash, so that no two contents run together."""
@@ -27,12 +30,16 @@ class _Hasher:
         self._hash.update(struct.pack(f"<I{len(values)}q", len(values), *(_signed(value) for value in values)))
 
     def content(self, name: str, content: bytes) -> None:
-        self.name(name)
-        self._hash.update(struct.pack("<Q", len(content)))
+        self._hash.update(struct.pack("<I", len(name)) + name.encode() + struct.pack("<Q", len(content)))
         self._hash.update(content)
 
     def array(self, name: str, array: np.ndarray) -> None:
-        self.content(name, array.tobytes())
+        head = struct.pack("<I", len(name)) + name.encode() + struct.pack("<Q", array.nbytes)
+        if array.nbytes < _COPIED_BYTES:
+            self._hash.update(head + array.tobytes())
+        else:
+            self._hash.update(head)
+            self._hash.update(np.ascontiguousarray(array).data)
 
     def group(self, name: str, group_columns: tuple[columns.Column, ...], *, source: object) -> None:
         self.name(name)

@@ -87,6 +87,28 @@ class InvalidModelFile(CallerError):
     blast = "worker"
 
 
+class InvalidCertificate(CallerError):
+    """A certificate, key or authority of this process that cannot be used."""
+
+    reason = "INVALID_CERTIFICATE"
+    status = "FAILED_PRECONDITION"
+    blast = "worker"
+
+
+class Unauthenticated(CallerError):
+    """Nobody knows who calls: no token or certificate, or one that is not known."""
+
+    reason = "UNAUTHENTICATED"
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(CallerError):
+    """Whoever calls is known and may not do this."""
+
+    reason = "PERMISSION_DENIED"
+    status = "PERMISSION_DENIED"
+
+
 class CannotListen(CallerError):
     """An address this process may not or cannot listen on."""
 
@@ -109,11 +131,26 @@ class ForeignPackage(CallerError):
     blast = "worker"
 
 
+class UnsafeRuntime(CallerError):
+    """A library under us runs in a way that is not safe with data of strangers."""
+
+    reason = "UNSAFE_RUNTIME"
+    status = "FAILED_PRECONDITION"
+    blast = "worker"
+
+
 class NotOffered(CallerError):
     """A whole call or option that this release does not offer."""
 
     reason = "NOT_OFFERED"
     status = "UNIMPLEMENTED"
+
+
+class TicketRefused(CallerError):
+    """A ticket with which nothing can be resumed here."""
+
+    reason = "TICKET_REFUSED"
+    status = "FAILED_PRECONDITION"
 
 
 class NeverFits(CallerError):
@@ -176,6 +213,12 @@ class QueueFull(CapacityError):
     """The waiting queue is at its limit."""
 
     reason = "QUEUE_FULL"
+
+
+class QuotaExceeded(CapacityError):
+    """This caller has had what it may have for now; others have not."""
+
+    reason = "QUOTA_EXCEEDED"
 
 
 class WindowFull(CapacityError):

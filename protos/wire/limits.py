@@ -9,6 +9,8 @@ PROTOCOL_MAX = 1
 MAX_CALLER_MESSAGE_BYTES = 4 << 20
 MAX_REFUSABLE_MESSAGE_BYTES = 8 << 20
 """Of a caller: over the limit, and still read to be refused by name. The transport refuses more, without a reason."""
+MAX_MESSAGE_FIELDS = 50_000
+"""Of one message, with all that is embedded. Lists of numbers are packed and count as one."""
 MAX_PLAN_BYTES = 8 << 20
 MAX_RESULT_BYTES = 8 << 20
 MAX_BRIDGE_MESSAGE_BYTES = 64 << 20
@@ -36,6 +38,7 @@ MAX_CLIENT_TAG_BYTES = 128
 MAX_REQUEST_ID_BYTES = 128
 """Of what a caller names to be aborted; the ids that are minted are shorter."""
 MAX_CACHE_SALT_BYTES = 256
+MAX_TICKET_BYTES = 256
 MAX_PRIORITY = 10
 MAX_LOGPROBS = 20
 MAX_PROMPT_VALUES = 1 << 20

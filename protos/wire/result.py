@@ -105,6 +105,9 @@ class PlanTimings:
     forward_ns: int = 0
     sample_ns: int = 0
     device_to_host_ns: int = 0
+    bubble_ns: int = 0
+    """The device stood idle before this plan although it carries on a request of the plan before it. No part of the
+    plan's own time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,11 +4,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from protos.forwardplane.v1 import bridge_pb2, generate_pb2, sampling_pb2
+from protos.forwardplane.v1 import bridge_pb2, generate_pb2, plan_pb2, sampling_pb2
 from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError, InternalFault, error_classes
 from scheduler_svc.bridge.convert_prompts import prompt_wants
-from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
+from scheduler_svc.bridge.views import GraphView, LoadView, ModelView, WorkerView
 from scheduler_svc.core.events import (
     CacheFlushed,
     Grammar,
@@ -38,8 +38,8 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         InternalFault: an edge sent something that its own checks exclude.
     """
     sampling = message.sampling
-    columns = (message.prompt_ids, message.stop_token_ids, sampling.allowed_ids, sampling.banned_ids)
-    if any(len(column) % _IDS.itemsize for column in (*columns, sampling.bias_ids, sampling.bias_values)):
+    ids = (message.prompt_ids, message.output_ids, message.stop_token_ids, sampling.allowed_ids, sampling.banned_ids)
+    if any(len(column) % _IDS.itemsize for column in (*ids, sampling.bias_ids, sampling.bias_values)):
         raise InternalFault("an edge sent a column of a broken length", field="prompt_ids")
     prompt_ids = np.frombuffer(message.prompt_ids, _IDS)
     if len(sampling.bias_ids) != len(sampling.bias_values):
@@ -59,10 +59,13 @@ def submitted(message: bridge_pb2.SubmitStream, *, edge: int, now: float) -> Req
         top_logprobs=message.top_logprobs,
         isolation_domain=message.isolation_domain,
         priority=message.priority,
+        share_domain=message.share_domain,
+        share=message.share if message.HasField("share") else 1.0,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         prompt_wants=prompt_wants(message.prompt_wants) if message.HasField("prompt_wants") else None,
     )
-    return RequestSubmitted(spec)
+    output_ids = tuple(np.frombuffer(message.output_ids, _IDS).tolist())
+    return RequestSubmitted(spec, output_ids, message.traceparent)
 
 
 def cancelled(message: bridge_pb2.CancelStream, *, edge: int) -> RequestCancelled:
@@ -77,13 +80,20 @@ def paused(message: bridge_pb2.PauseStream, *, edge: int) -> ReaderPaused | Read
     return ReaderPaused(stream) if message.paused else ReaderResumed(stream)
 
 
+def id_bytes(token_ids: tuple[int, ...]) -> bytes:
+    """i32 little-endian, of ids, which are not negative."""
+    if len(token_ids) == 1:
+        return token_ids[0].to_bytes(_IDS.itemsize, "little")
+    return np.asarray(token_ids, _IDS).tobytes()
+
+
 def add_tokens(update: bridge_pb2.StreamUpdate, released: TokensReleased) -> None:
     """Append newly released tokens to a stream's update."""
     if not update.token_ids:
         update.first_pos = released.first_pos
     if released.first_pos == 0 and released.cached_tokens:
         update.usage.cached_tokens = released.cached_tokens
-    update.token_ids += np.asarray(released.token_ids, _IDS).tobytes()
+    update.token_ids += id_bytes(released.token_ids)
     if released.logprobs:
         pairs = zip(released.token_ids, released.logprobs, strict=True)
         update.logprobs.extend(_logprob(token_id, logprob) for token_id, logprob in pairs)
@@ -145,12 +155,25 @@ def load_to_message(view: LoadView) -> generate_pb2.GetLoadReply:
 
 
 def _worker_to_message(view: WorkerView) -> generate_pb2.WorkerLoad:
-    message = generate_pb2.WorkerLoad()
+    message = generate_pb2.WorkerLoad(graphs=[_graph_to_message(graph) for graph in view.graphs])
     for field in generate_pb2.WorkerLoad.DESCRIPTOR.fields:
         value = getattr(view, field.name)
-        if value is not None:
+        if value is not None and field.name != "graphs":
             setattr(message, field.name, value)
     return message
+
+
+def _graph_to_message(view: GraphView) -> generate_pb2.GraphUse:
+    return generate_pb2.GraphUse(
+        phase=plan_pb2.GraphPhase.ValueType(view.phase),
+        replays=view.replays,
+        real_tokens=view.real_tokens,
+        padded_tokens=view.padded_tokens,
+        misses=[
+            generate_pb2.GraphMisses(reason=plan_pb2.GraphRefusal.ValueType(reason), count=count)
+            for reason, count in view.misses
+        ],
+    )
 
 
 def _sampling(message: bridge_pb2.ResolvedSampling) -> Sampling:

@@ -11,6 +11,7 @@ from scheduler_svc.bridge.convert import (
     add_tokens,
     error_to_message,
     flushed_to_message,
+    id_bytes,
     load_to_message,
     model_to_message,
 )
@@ -40,6 +41,9 @@ class Outbox:
         self, instruction: PromptAnswered | TokensReleased | RequestFinished | RequestRefused | CacheFlushed
     ) -> None:
         """Add what the core says of one stream, or answers."""
+        if isinstance(instruction, TokensReleased):
+            self._add_tokens(instruction)
+            return
         if isinstance(instruction, CacheFlushed):
             self._message(instruction.edge).flushed.CopyFrom(flushed_to_message(instruction))
             return
@@ -47,8 +51,6 @@ class Outbox:
         match instruction:
             case PromptAnswered():
                 update.prompt.CopyFrom(prompt_to_message(instruction))
-            case TokensReleased():
-                add_tokens(update, instruction)
             case RequestFinished():
                 add_finish(update, instruction)
             case RequestRefused():
@@ -69,8 +71,22 @@ class Outbox:
         self._updates = {}
         return messages
 
+    def _add_tokens(self, released: TokensReleased) -> None:
+        """One token of many streams is what nearly every step has: made in one go."""
+        stream = released.stream
+        is_plain = not released.logprobs and (released.first_pos or not released.cached_tokens)
+        if is_plain and stream not in self._updates:
+            self._updates[stream] = self._message(stream.edge).updates.add(
+                stream_id=stream.stream_id, first_pos=released.first_pos, token_ids=id_bytes(released.token_ids)
+            )
+        else:
+            add_tokens(self._update(stream), released)
+
     def _message(self, edge: int) -> CoreToEdge:
-        return self._messages.setdefault(edge, CoreToEdge())
+        message = self._messages.get(edge)
+        if message is None:
+            message = self._messages[edge] = CoreToEdge()
+        return message
 
     def _update(self, stream: StreamKey) -> StreamUpdate:
         update = self._updates.get(stream)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from protos.wire.enums import HiddenMode, WorkerState
+from protos.wire.enums import GraphPhase, GraphRefusal, HiddenMode, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,17 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphView:
+    """How the forwards of one phase ran on a worker."""
+
+    phase: GraphPhase
+    replays: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    misses: tuple[tuple[GraphRefusal, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
     """One worker at one moment. Counts are since the core's start."""
 
@@ -42,9 +53,22 @@ class WorkerView:
     plans: int = 0
     plan_rows: int = 0
     plan_bytes: int = 0
-    graph_replays: int = 0
-    graph_misses: int = 0
-    padded_tokens: int = 0
+    graphs: tuple[GraphView, ...] = ()
+
+    @property
+    def graph_replays(self) -> int:
+        """Of all phases."""
+        return sum(graph.replays for graph in self.graphs)
+
+    @property
+    def graph_misses(self) -> int:
+        """Of all phases and reasons."""
+        return sum(count for graph in self.graphs for _, count in graph.misses)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Of all phases."""
+        return sum(graph.padded_tokens for graph in self.graphs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from protos.wire.enums import Feature
+from protos.wire.enums import Feature, FinishReason
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, UnsupportedFeature
-from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.events import RequestSpec, RequestSubmitted
 from scheduler_svc.core.plan_size import plan_size
 from scheduler_svc.core.prompt_admission import prompt_refusal
 from scheduler_svc.core.queue_hint import forecast, queue_full
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
 from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.stopping import finish_reason
 
 _WAIT_SHARE = 0.25
 """Of the time it has left, what a request may be expected to wait: long queues help nobody, and favour short ones."""
@@ -22,6 +23,24 @@ def refusal(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
         if error is not None:
             return error
     return None
+
+
+def output_refusal(state: SchedulerState, event: RequestSubmitted) -> EngineError | None:
+    """Why it cannot go on behind the output that its caller has; None if it can."""
+    known, width = event.output_ids, min(facts.info.logits_width for facts in state.known.values())
+    if len(known) > event.spec.max_tokens:
+        message = f"{len(known)} output tokens are known, max_tokens is {event.spec.max_tokens}"
+        return InvalidRequest(message, field="output_ids")
+    bad = next((token_id for token_id in known if not 0 <= token_id < width), None)
+    if bad is not None:
+        return InvalidRequest(f"token id {bad} is not in [0, {width})", field="output_ids")
+    return None
+
+
+def known_end(event: RequestSubmitted) -> FinishReason | None:
+    """Why the output that its caller has is whole; None if it goes on."""
+    known = event.output_ids
+    return finish_reason(event.spec, known[-1], output_len=len(known)) if known else None
 
 
 def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:

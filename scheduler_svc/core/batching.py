@@ -60,19 +60,17 @@ def prefills(request: Request) -> bool:
     return is_prefilling and request.planned_len < request.sampled_len  # all of a prefill-only one may be in flight
 
 
-def _decodes(request: Request) -> bool:
-    return request.status is RequestStatus.RUNNING and not request.standing.is_paused
-
-
 def _decode_rows(state: SchedulerState, worker: WorkerState, candidates: list[Request]) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     resolves_references = worker.resolves_references
     for request in candidates:
+        if request.status is not RequestStatus.RUNNING or request.standing.is_paused:
+            continue
         position = request.planned_len
-        if not _decodes(request) or position >= request.final_kv_len or request.awaits_mask:
+        if position >= request.final_kv_len or (request.rules is not None and request.awaits_mask):
             continue
         source = None
-        if position >= request.sampled_len:
+        if position >= len(request.tokens):
             if not resolves_references or not request.may_reference:
                 continue
             source = request.sample_source
@@ -80,7 +78,7 @@ def _decode_rows(state: SchedulerState, worker: WorkerState, candidates: list[Re
         assert holding is not None
         if position >= holding.allocated_len and not _has_pages(state, worker, request, seq_len=position + 1):
             continue
-        rows.append(PlannedRow(request, request.attempt, position, seq_len=position + 1, samples=True, source=source))
+        rows.append(PlannedRow(request, request.attempt, position, position + 1, samples=True, source=source))
     return rows
 
 

@@ -6,6 +6,7 @@ Made by the core's shell (`scheduler_svc/loop.py`, `scheduler_svc/links`) and by
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from protos.wire.result import ForwardResult
 from protos.wire.worker_info import Buckets, WorkerInfo
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKey:
+class StreamKey(NamedTuple):
     """Which stream of which edge process a request answers. Unique among live requests."""
 
     edge: int
@@ -95,8 +95,17 @@ class RequestSpec:
     """Requests share cached prefixes with their own domain only."""
     priority: int = 0
     """Higher goes first, under the policy `priority`."""
+    share_domain: bytes = b""
+    """Whose share of the work it is taken from; empty: the isolation domain's."""
+    share: float = 1.0
+    """Weight of that share beside others."""
     grammar: Grammar | None = None
     prompt_wants: PromptWants | None = None
+
+    @property
+    def fair_domain(self) -> bytes:
+        """Who queues beside whom."""
+        return self.share_domain or self.isolation_domain
 
 
 # --- events: into the core
@@ -107,6 +116,10 @@ class RequestSubmitted:
     """A checked request asks for admission."""
 
     spec: RequestSpec
+    output_ids: tuple[int, ...] = ()
+    """What its caller has of the output, from a scheduler that is gone: it goes on behind them."""
+    traceparent: str = ""
+    """W3C trace context of the call, if it is recorded. Decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +245,7 @@ class Usage:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokensReleased:
+class TokensReleased(NamedTuple):
     """New output tokens of a stream, committed and never withdrawn."""
 
     stream: StreamKey

@@ -1,8 +1,9 @@
 """Fair shares between isolation domains: the one that was given least goes next (start-time fair queueing).
 
-Counts tokens given to each domain that has requests waiting. A domain that begins to wait starts at the count of the
-one served last, since it does not make up for a time in which it asked for nothing; or at its own, if that is higher,
-since it does not get rid of what it was given by having nothing to ask for an instant. Knows no policy.
+Counts tokens given to each domain that has requests waiting, divided by the weight of its share. A domain that begins
+to wait starts at the count of the one served last, since it does not make up for a time in which it asked for nothing;
+or at its own, if that is higher, since it does not get rid of what it was given by having nothing to ask for an
+instant. Knows no policy.
 """
 
 import heapq
@@ -56,4 +57,4 @@ class FairShares:
                 heapq.heappop(heap)
                 continue
             yield request
-            heapq.heapreplace(heap, (given + expected_tokens(request), place, queue))
+            heapq.heapreplace(heap, (given + expected_tokens(request) / request.spec.share, place, queue))

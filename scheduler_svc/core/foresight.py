@@ -5,6 +5,7 @@ Pure; owned by the scheduling state.
 
 from scheduler_svc.core.outlook import Outlook
 from scheduler_svc.core.output_lengths import OutputLengths
+from scheduler_svc.core.prompt_hits import PromptHits
 from scheduler_svc.core.sent_away import SentAway
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -37,6 +38,7 @@ class Foresight:
 
     def __init__(self) -> None:
         self.outputs = OutputLengths()
+        self.prompts = PromptHits()
         self.sent_away = SentAway()
         self._steps: dict[str, _Steps] = {}
         self._known: dict[str, tuple[tuple[float, int], Outlook]] = {}

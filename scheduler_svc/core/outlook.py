@@ -9,7 +9,9 @@ Pure; made for one look, and knows only what had been measured by then.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from scheduler_svc.core.cost_model import CostModel, PlanShape
 from scheduler_svc.core.output_lengths import OutputLengths
@@ -25,6 +27,16 @@ _LEAST_S = 1e-6
 """Of a step: a model that was fitted to few shapes may say that tokens cost nothing."""
 _CONTEXT = 1024
 """Any number of tokens: it is for the model's slope."""
+
+
+class Work(NamedTuple):
+    """What requests that are not placed yet want done."""
+
+    requests: int
+    prompts: float
+    """Tokens to be prefilled."""
+    outputs: float
+    """Tokens."""
 
 
 class Outlook:
@@ -46,17 +58,28 @@ class Outlook:
         """The longest step with which every row is in time."""
         self._most_prefill = float(worker.cost.most_tokens)
         """Tokens of a step beside its rows: the rest of the prompts waits for the next one."""
+        self._most_tokens = max(worker.cost.most_tokens, 1)
+        self._row_limit = worker.row_limit
+        self._capacity_tokens = worker.memory.capacity_tokens
         self._costs_s = (0.0, 0.0, 0.0)
         """Of a plan, of each of its tokens, of each token of its context."""
         if self.is_known:
             self._costs_s = _costs_s(worker.cost, stretch)
             self._look_at([request for request in worker.running.values() if not request.standing.is_paused])
 
-    @property
-    def token_s(self) -> float:
-        """Time that a token of those who wait takes, at the present load."""
-        rows = max(self._rows, 1)
-        return self._step_s(rows) / self._tokens(rows)
+    def work_s(self, work: Work) -> float:
+        """How long the worker would be at it, with as many rows at once as there is room, memory and time for.
+
+        What waits is mostly prompts, or few rows run yet: the present tokens a second would say nothing of it.
+        """
+        if not work.requests:
+            return 0.0
+        rows = self._rows_at_once(work)
+        row_len = (self._context + work.prompts) / (self._rows + work.requests)
+        plan_s, token_s, context_s = self._costs_s
+        tokens = work.prompts + work.outputs
+        steps = max(work.outputs / rows, tokens / max(self._most_tokens, rows))
+        return max(_LEAST_S, steps * (plan_s + context_s * row_len * rows) + tokens * token_s)
 
     def takes_s(self, known_tokens: int, most_tokens: int) -> float:
         """From the placement of a request, at the present load, until it is done.
@@ -120,6 +143,13 @@ class Outlook:
     def _tokens(self, rows: float) -> float:
         """Of a step with so many rows."""
         return rows + min(rows * self._prefill_share, self._most_prefill)
+
+    def _rows_at_once(self, work: Work) -> int:
+        """At least those that run, and one."""
+        least = max(self._rows, 1)
+        row_tokens = max((work.prompts + work.outputs) / work.requests, 1.0)
+        most = min(self._rows + work.requests, self._row_limit, int(self._capacity_tokens / row_tokens))
+        return least + bisect_right(range(least + 1, most + 1), self._least_s, key=self._step_s)
 
     def _prefill_s(self, tokens: int) -> float:
         """Of the prompts on the worker and so many tokens more."""

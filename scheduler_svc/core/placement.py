@@ -100,13 +100,13 @@ class _Desk:
 
     def _needs(self, target: int, match: PrefixMatch) -> list[int]:
         memory = self.worker.memory
-        return [need - shared for need, shared in zip(memory.demand(target), memory.shared(match), strict=True)]
+        return [need - shared for need, shared in zip(memory.demand.most(target), memory.shared(match), strict=True)]
 
     def _count_spare(self) -> list[int]:
         memory = self.worker.memory
         running = [request for request in self.worker.running.values() if not request.standing.is_paused]
         targets = [self._target(request) for request in running]
-        further = memory.further_demand([request.holding for request in running if request.holding], targets)
+        further = memory.demand.further([request.holding for request in running if request.holding], targets)
         return [available - need for available, need in zip(memory.available(), further, strict=True)]
 
 

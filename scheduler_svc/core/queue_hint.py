@@ -1,9 +1,11 @@
 """How long the queue takes, and refusals for lack of room or time, each with a hint when to come again. Pure."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from protos.wire.errors import QueueFull
 from scheduler_svc.core.events import RequestSpec
+from scheduler_svc.core.outlook import Outlook, Work
 from scheduler_svc.core.state import SchedulerState
 
 
@@ -25,10 +27,19 @@ def forecast(state: SchedulerState, spec: RequestSpec) -> Forecast | None:
     if not known or len(known) < len(looks):
         return None
     waiting = state.waiting
-    tokens_s = sum(1 / look.token_s for look in known)
-    own_tokens = len(spec.prompt_ids) + state.foresight.outputs.expected(spec.max_tokens)
+    uncached = 1.0 - state.foresight.prompts.cached_share
+    ahead = Work(waiting.num_asking, uncached * waiting.asking_tokens, waiting.asking_outputs)
+    prompt = uncached * len(spec.prompt_ids)
+    outputs = state.foresight.outputs.expected(spec.max_tokens)
+    both = Work(ahead.requests + 1, ahead.prompts + prompt, ahead.outputs + outputs)
+    wait_s = _together_s(known, ahead)
     takes_s = min(look.takes_s(len(spec.prompt_ids), spec.max_tokens) for look in known)
-    return Forecast((waiting.asking_tokens + waiting.asking_outputs) / tokens_s, takes_s, own_tokens / tokens_s)
+    return Forecast(wait_s, takes_s, max(_together_s(known, both) - wait_s, 0.0))
+
+
+def _together_s(looks: Sequence[Outlook], work: Work) -> float:
+    """Until it was done, if each worker takes as much of it as it can."""
+    return 1.0 / sum(1.0 / look.work_s(work) for look in looks) if work.requests else 0.0
 
 
 def queue_full(state: SchedulerState, spec: RequestSpec, *, message: str, field: str) -> QueueFull:

@@ -10,6 +10,7 @@ planned_len is being sampled by the plan that `sample_source` names.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -191,11 +192,11 @@ class Request:
         self.sample_source = None
 
 
-def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
-    """A request that waits, with its prompt as known tokens."""
+def new_request(spec: RequestSpec, handle: int, *, now: float, output_ids: Sequence[int] = ()) -> Request:
+    """A request that waits, with its prompt and what its caller has of the output as known tokens."""
     tokens = array("i", spec.prompt_ids.astype("i4").tobytes())
     standing = Standing(seniority=handle, queued_at=now)
-    return Request(
+    request = Request(
         spec=spec,
         handle=handle,
         tokens=tokens,
@@ -204,3 +205,6 @@ def new_request(spec: RequestSpec, handle: int, *, now: float) -> Request:
         rules=request_rules(spec),
         account=None if spec.prompt_wants is None else PromptAccount(spec.prompt_wants, spec.prompt_ids),
     )
+    for token_id in output_ids:
+        request.append(token_id)
+    return request

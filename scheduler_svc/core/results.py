@@ -6,7 +6,7 @@ A row counts only if handle, attempt and position are those planned, and the req
 from protos.wire.enums import FinishReason, RowFailure
 from protos.wire.errors import DataFault, EngineError, InternalFault, InvalidRequest
 from protos.wire.result import ForwardResult, PlanRejection, PlanTimings
-from scheduler_svc.core.batch import PlanInFlight
+from scheduler_svc.core.batch import PlanInFlight, PlannedRow
 from scheduler_svc.core.events import Instruction, PlanTimed, ResultReceived, TokenLogprob, TokensReleased
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.result_rows import read_answers
@@ -42,14 +42,22 @@ def consume(state: SchedulerState, event: ResultReceived, out: list[Instruction]
         if failure:
             _retry_row(state, request, failure=RowFailure(failure), out=out)
             continue
-        request.kv_len = row.seq_len
-        assert request.holding is not None
-        worker.memory.commit(request.holding, request.tokens, request.kv_len)
-        worker.clear_strikes(request)
+        _advance(worker, row)
         if request.account is not None:
             take_inputs(state, request, inputs, out=out)
         if row.samples:
             _commit(state, request, token_id=token_id, logprobs=logprobs, out=out)
+
+
+def _advance(worker: WorkerState, row: PlannedRow) -> None:
+    """The row's positions are written."""
+    request, memory = row.request, worker.memory
+    request.kv_len = row.seq_len
+    assert request.holding is not None
+    if memory.is_due(row.first_position, row.seq_len):
+        memory.commit(request.holding, request.tokens, row.seq_len)
+    if worker.standing.struck:
+        worker.clear_strikes(request)
 
 
 def _device_s(timings: PlanTimings) -> float:
@@ -80,21 +88,13 @@ def _commit(
     request.cache_use.is_trusting = True
     state.counters.output_tokens += 1
     spec = request.spec
-    out.append(
-        TokensReleased(
-            stream=spec.stream,
-            first_pos=position,
-            token_ids=(token_id,),
-            logprobs=logprobs,
-            cached_tokens=request.cache_use.cached_tokens or 0,
-        )
-    )
+    out.append(TokensReleased(spec.stream, position, (token_id,), logprobs, request.cache_use.cached_tokens or 0))
     reason = finish_reason(spec, token_id, output_len=position + 1)
     if reason is not None:
         stop = token_id if reason is FinishReason.STOP else None
         finish(state, request, reason=reason, out=out, stop_token_id=stop)
         return
-    wanted = request.mask_wanted()
+    wanted = None if spec.grammar is None else request.mask_wanted()
     if wanted is not None:
         out.append(wanted)
 

@@ -25,8 +25,15 @@ class BiasColumns(NamedTuple):
     values: np.ndarray
 
 
+def has_rules(rows: list[PlannedRow]) -> bool:
+    """Whether some row may have any; mostly none has."""
+    return any(row.request.rules is not None for row in rows)
+
+
 def penalty_columns(rows: list[PlannedRow]) -> PenaltyColumns | None:
     """Strengths and counts; None when no row that samples has penalties."""
+    if not has_rules(rows):
+        return None
     counts = [_counts_of(row) for row in rows]
     if not any(counts):
         return None
@@ -47,6 +54,8 @@ def penalty_columns(rows: list[PlannedRow]) -> PenaltyColumns | None:
 
 def bias_columns(rows: list[PlannedRow]) -> BiasColumns | None:
     """Logit bias; None when no row that samples has one."""
+    if not has_rules(rows):
+        return None
     rules = [_rules_of(row) for row in rows]
     ids = [found.bias_ids if found else _NO_IDS for found in rules]
     if not any(map(len, ids)):
@@ -57,6 +66,8 @@ def bias_columns(rows: list[PlannedRow]) -> BiasColumns | None:
 
 def mask_columns(rows: list[PlannedRow], *, logits_width: int) -> MaskColumns | None:
     """The distinct masks of the rows that sample; None when there is none."""
+    if not has_rules(rows):
+        return None
     places: dict[tuple[str, bytes], int] = {}
     masks: list[Mask] = []
     row_masks = np.zeros(len(rows), np.uint32)

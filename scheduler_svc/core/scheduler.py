@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault
-from scheduler_svc.core.admission import refusal
+from scheduler_svc.core.admission import known_end, output_refusal, refusal
 from scheduler_svc.core.dispatch import send_next
 from scheduler_svc.core.events import (
     BucketsChanged,
@@ -17,7 +17,6 @@ from scheduler_svc.core.events import (
     ReaderPaused,
     ReaderResumed,
     RequestCancelled,
-    RequestSpec,
     RequestSubmitted,
     ResultReceived,
     WorkerAttached,
@@ -58,8 +57,8 @@ def _apply(state: SchedulerState, event: Event, out: list[Instruction]) -> None:
     match event:
         case ResultReceived():
             consume(state, event, out)
-        case RequestSubmitted(spec):
-            _submit(state, spec, out)
+        case RequestSubmitted():
+            _submit(state, event, out)
         case RequestCancelled() | ReaderPaused() | ReaderResumed():
             request = state.streams.get(event.stream)
             if request is not None:
@@ -88,16 +87,21 @@ def _apply_to(
             resume(state, request)
 
 
-def _submit(state: SchedulerState, spec: RequestSpec, out: list[Instruction]) -> None:
+def _submit(state: SchedulerState, event: RequestSubmitted, out: list[Instruction]) -> None:
+    spec, known = event.spec, event.output_ids
     twin = state.streams.get(spec.stream)
     if twin is not None:  # an edge's bug: neither can be told from the other any more
         fail(state, twin, error=InternalFault("two live requests of one stream", field="stream"), out=out)
         return
-    error = refusal(state, spec)
+    error = refusal(state, spec) or output_refusal(state, event)
     if error is not None:
         refuse(state, spec, error=error, out=out)
         return
-    request = accept(state, spec)
+    request = accept(state, spec, output_ids=known)
+    ended = known_end(event)
+    if ended is not None:  # only its end was not heard
+        finish(state, request, reason=ended, out=out, stop_token_id=known[-1] if ended is FinishReason.STOP else None)
+        return
     wanted = request.mask_wanted()
     if wanted is not None:
         out.append(wanted)

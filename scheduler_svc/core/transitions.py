@@ -4,6 +4,7 @@ The only code that moves a request between queue, worker and end, so pages have 
 """
 
 import heapq
+from collections.abc import Sequence
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import EngineError
@@ -15,9 +16,9 @@ from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.prefix_match import PrefixMatch
 
 
-def accept(state: SchedulerState, spec: RequestSpec) -> Request:
-    """A new request, behind all that wait."""
-    request = new_request(spec, state.next_handle, now=state.now)
+def accept(state: SchedulerState, spec: RequestSpec, *, output_ids: Sequence[int] = ()) -> Request:
+    """A new request, behind all that wait; `output_ids` are known of its output."""
+    request = new_request(spec, state.next_handle, now=state.now, output_ids=output_ids)
     state.next_handle += 1
     request.standing.expected_output = state.foresight.outputs.expected(spec.max_tokens)
     state.streams[spec.stream] = request
@@ -46,6 +47,7 @@ def place(state: SchedulerState, request: Request, worker: WorkerState, *, match
     if use.cached_tokens is None:
         use.cached_tokens = min(request.kv_len, request.prompt_len)
         state.counters.cache.prompt_tokens += use.cached_tokens
+        state.foresight.prompts.placed(request.prompt_len, cached_tokens=use.cached_tokens)
 
 
 def requeue(state: SchedulerState, request: Request) -> None:

@@ -40,9 +40,14 @@ class WaitingQueue:
         return self.tokens - self._paused_tokens
 
     @property
+    def num_asking(self) -> int:
+        """Those that are not paused."""
+        return self._count - len(self._paused)
+
+    @property
     def is_asking(self) -> bool:
         """Whether somebody waits who is not paused."""
-        return self._count > len(self._paused)
+        return self.num_asking > 0
 
     def __len__(self) -> int:
         return self._count
@@ -70,7 +75,7 @@ class WaitingQueue:
             self._paused_tokens -= request.sampled_len
             return
         self.asking_outputs = self.asking_outputs - request.standing.expected_output if self.is_asking else 0.0
-        domain = request.spec.isolation_domain
+        domain = request.spec.fair_domain
         queue = self._queues[domain]
         del queue[bisect_left(queue, _rank(request), key=_rank)]
         if not queue:
@@ -79,7 +84,7 @@ class WaitingQueue:
 
     def remove_placed(self, request: Request, *, tokens: float) -> None:
         """Take a request out that was placed, and count what it was given as its domain's share."""
-        self._shares.charge(request.spec.isolation_domain, tokens)
+        self._shares.charge(request.spec.fair_domain, tokens / request.spec.share)
         self.remove(request)
 
     def in_order(self, view: QueueView) -> Iterator[Request]:
@@ -95,7 +100,7 @@ class WaitingQueue:
             self._paused_tokens += request.sampled_len
             return
         self.asking_outputs += request.standing.expected_output
-        domain = request.spec.isolation_domain
+        domain = request.spec.fair_domain
         queue = self._queues.get(domain)
         if queue is None:
             queue = self._queues[domain] = []

@@ -4,21 +4,20 @@ Knows nothing of gRPC. Guards: whatever is refused was refused before anything w
 """
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 from protos.forwardplane.v1.bridge_pb2 import StateUse, SubmitStream
-from protos.forwardplane.v1.generate_pb2 import GenerateRequest
+from protos.forwardplane.v1.generate_pb2 import GenerateRequest, ResumedSample
 from protos.wire.enums import HiddenMode
 from protos.wire.errors import DeadlinePassed, Draining, EngineError, InvalidRequest, Loading
-from protos.wire.limits import MAX_PROMPTS_PER_CALL
 from scheduler_svc.edge.caller_identity import CallerIdentity
-from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
+from scheduler_svc.edge.caller_stream import NOTHING_TAKEN, CallerStream, StreamNames, Taken
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
-from scheduler_svc.edge.resolve_request import num_samples, resolve_request, silent_ids
-from scheduler_svc.edge.validate_request import check_hidden_states, validate_generate
+from scheduler_svc.edge.resolve_request import resolve_request, silent_ids
+from scheduler_svc.edge.resuming import Asked, ResumeDesk, SampleTerms, set_held
+from scheduler_svc.edge.validate_request import check_hidden_states, check_num_requests, validate_generate
 from scheduler_svc.text.tokenizer import TextTokenizer
 
 MAX_HELD_IDS = 4096
@@ -36,9 +35,11 @@ class Admission:
         tokenizer: TextTokenizer,
         encoder: PromptEncoder,
         *,
+        resuming: ResumeDesk,
         max_hidden_mode: HiddenMode = HiddenMode.NULL,
     ) -> None:
         """Join the parts. `max_hidden_mode`: highest that callers may ask for."""
+        self._resuming = resuming
         self._link = link
         self._max_hidden_mode = max_hidden_mode
         self._tokenizer = tokenizer
@@ -50,7 +51,7 @@ class Admission:
         self._is_draining = True
 
     async def open_samples(
-        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float
+        self, request: GenerateRequest, caller: CallerIdentity, *, deadline: float, traceparent: str = ""
     ) -> list[CallerStream]:
         """Running streams, one for each sample of the request.
 
@@ -58,12 +59,13 @@ class Admission:
             request: as it came.
             caller: whose it is.
             deadline: on the event loop's clock.
+            traceparent: of the call's span.
 
         Raises:
             EngineError: refused.
         """
         checked = await self._check(request, caller, deadline=deadline, max_held_ids=MAX_HELD_IDS)
-        self._link.open_all(checked)
+        self._open(checked, traceparent)
         return [stream for stream, _ in checked]
 
     async def open_streams(
@@ -74,6 +76,7 @@ class Admission:
         deadline: float,
         max_held_ids: int | None = None,
         pooled: StateUse.ValueType | None = None,
+        traceparent: str = "",
     ) -> list[CallerStream]:
         """Running streams for all samples of all `requests`, or for none.
 
@@ -83,26 +86,31 @@ class Admission:
             deadline: on the event loop's clock.
             max_held_ids: most ids of one stream that may wait for the reader; None: as many as there are.
             pooled: what an embedding is made of, in place of the hidden states that the requests ask for.
+            traceparent: of the call's span.
 
         Raises:
             EngineError: one was refused; its field begins with the request's place.
         """
-        if not requests:
-            raise InvalidRequest("requests is empty", field="requests")
-        if len(requests) > MAX_PROMPTS_PER_CALL:
-            message = f"requests has {len(requests)} items; the limit is {MAX_PROMPTS_PER_CALL}"
-            raise InvalidRequest(message, field="requests")
+        check_num_requests(len(requests))
+        self._link.quotas.take_requests(caller, len(requests) - 1)
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             try:
+                if request.resume:
+                    raise InvalidRequest("resume is for Generate, which streams", field="resume")
                 checked += await self._check(
                     request, caller, deadline=deadline, max_held_ids=max_held_ids, pooled=pooled
                 )
             except EngineError as error:
                 error.field = f"requests[{index}].{error.field}".rstrip(".")
                 raise
-        self._link.open_all(checked)
+        self._open(checked, traceparent)
         return [stream for stream, _ in checked]
+
+    def _open(self, checked: Sequence[Checked], traceparent: str) -> None:
+        for _, submit in checked:
+            submit.traceparent = traceparent
+        self._link.open_all(checked)
 
     async def _check(
         self,
@@ -125,17 +133,18 @@ class Admission:
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise DeadlinePassed("the request's time was over before it was admitted")
+        asked = Asked(request, prompt_ids, card=facts.card, caller=caller)
+        left_s, terms = self._resuming.terms(asked, left_s=left_s)
+        ticket = terms[0].ticket
         submit = resolve_request(
-            request,
-            prompt_ids,
-            facts=facts,
-            drawn_seed=secrets.randbits(64),
-            deadline_ms=max(1, int(left_s * 1000)),
+            request, prompt_ids, facts=facts, drawn_seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
         )
         if pooled is not None:
             submit.prompt_wants.states = pooled
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
-        submit.request_id = secrets.token_hex(16)
+        submit.request_id = ticket.request_id
+        submit.share_domain = caller.share_domain
+        submit.share = caller.share
         names = StreamNames(
             request_id=submit.request_id,
             stream_id=0,
@@ -144,15 +153,29 @@ class Admission:
             prompt_tokens=len(prompt_ids),
             seed=submit.sampling.seed,
             prompt_text=prompt_text,
+            first_prompt_id=prompt_ids[0],
         )
-        samples = [
-            replace(names, stream_id=self._link.new_stream_id(), sample_index=index)
-            for index in range(num_samples(request))
-        ]
-        return [self._sample(request, submit, own, max_held_ids=max_held_ids) for own in samples]
+        opened = [(self._named(names, own), own.held) for own in terms]
+        return [self._sample(request, submit, own, held=held, max_held_ids=max_held_ids) for own, held in opened]
+
+    def _named(self, names: StreamNames, terms: SampleTerms) -> StreamNames:
+        """The names of one sample."""
+        return replace(
+            names,
+            stream_id=self._link.new_stream_id(),
+            sample_index=terms.ticket.sample_index,
+            prompt_text=None if terms.held is not None and terms.held.has_begun else names.prompt_text,
+            ticket=terms.sealed,
+        )
 
     def _sample(
-        self, request: GenerateRequest, submit: SubmitStream, names: StreamNames, *, max_held_ids: int | None
+        self,
+        request: GenerateRequest,
+        submit: SubmitStream,
+        names: StreamNames,
+        *,
+        held: ResumedSample | None,
+        max_held_ids: int | None,
     ) -> Checked:
         """One sample of a request that was resolved as `submit`."""
         own = SubmitStream()
@@ -164,7 +187,13 @@ class Admission:
         decoder = self._tokenizer.decoder(
             keep_special=request.keep_special_tokens, silent_ids=silent_ids(request, self._link.facts)
         )
-        stream = CallerStream.begin(names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids)
+        taken = NOTHING_TAKEN
+        if held is not None:
+            set_held(own, held)
+            taken = Taken(held.token_ids, held.text_bytes)
+        stream = CallerStream.begin(
+            names, decoder, stop_strings=request.stop.stop_strings, max_held_ids=max_held_ids, taken=taken
+        )
         return stream, own
 
     def check_gate(self) -> None:

@@ -8,13 +8,14 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from protos.forwardplane.v1.bridge_pb2 import StreamUpdate
 from protos.forwardplane.v1.generate_pb2 import GenerateChunk
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogprob, Usage
-from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, RequestAborted
+from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, InvalidRequest, RequestAborted
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.prompt_parts import PromptPart, prompt_parts
@@ -35,6 +36,21 @@ class StreamNames:
     sample_index: int = 0
     prompt_text: str | None = None
     """Given back with the first chunk; None when not asked for."""
+    first_prompt_id: int | None = None
+    """The token of the prompt that has no log-probability."""
+    ticket: bytes = b""
+    """With which the caller goes on elsewhere; empty: it cannot."""
+
+
+class Taken(NamedTuple):
+    """Output that a caller has from elsewhere."""
+
+    ids: Sequence[int]
+    num_bytes: int
+    """Of their text."""
+
+
+NOTHING_TAKEN = Taken((), 0)
 
 
 class CallerStream:
@@ -70,9 +86,18 @@ class CallerStream:
         *,
         stop_strings: Sequence[str],
         max_held_ids: int | None,
+        taken: Taken = NOTHING_TAKEN,
     ) -> "CallerStream":
-        """A stream whose text comes from `decoder` and ends at one of `stop_strings`."""
-        return cls(names, StreamText(decoder, stop_strings=stop_strings), max_held_ids=max_held_ids)
+        """A stream whose text comes from `decoder` and ends at one of `stop_strings`; it begins behind `taken`.
+
+        Raises:
+            InvalidRequest: no stream ever gave just that.
+        """
+        text = StreamText[TokenLogprob](decoder, stop_strings=stop_strings)
+        if not text.resume(taken.ids, num_bytes=taken.num_bytes):
+            message = f"resume: no stream gave {taken.num_bytes} bytes of text with {len(taken.ids)} ids and went on"
+            raise InvalidRequest(message, field="resume.text_bytes")
+        return cls(names, text, max_held_ids=max_held_ids)
 
     @property
     def is_over(self) -> bool:

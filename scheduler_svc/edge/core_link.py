@@ -7,6 +7,7 @@ core is gone every stream ends.
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.edge.caller_quotas import CallerQuotas
 from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_questions import Asking, CoreQuestions
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
@@ -68,6 +70,7 @@ class CoreLink:
         has_chat_template: bool,
         max_streams: int,
         reader_limits: ReaderLimits = DEFAULT_LIMITS,
+        quotas: CallerQuotas | None = None,
     ) -> None:
         """Begin without streams.
 
@@ -77,6 +80,7 @@ class CoreLink:
             has_chat_template: the served model can chat.
             max_streams: most streams at once.
             reader_limits: when a slow reader's stream is paused, and ended.
+            quotas: of the callers; None: a count of its own.
         """
         self._connection = connection
         self._max_streams = max_streams
@@ -89,6 +93,7 @@ class CoreLink:
         self._slow_readers = SlowReaders(say=connection.pause, give_up=self._end_with, limits=reader_limits)
         self._is_gone = False
         self._reading: asyncio.Task[None] | None = None
+        self.quotas = CallerQuotas(time.monotonic) if quotas is None else quotas
 
     @property
     def facts(self) -> ModelFacts:
@@ -131,6 +136,7 @@ class CoreLink:
         """Send the request; its updates go to `stream`.
 
         Raises:
+            QuotaExceeded: its caller has had its quota.
             QueueFull: this edge serves as many streams as it may, or the core does not keep up.
             UnavailableError: the core is gone.
         """
@@ -139,7 +145,13 @@ class CoreLink:
         if len(self._streams) >= self._max_streams:
             message = f"this edge serves {len(self._streams)} streams, which is its limit"
             raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
-        self._connection.submit(submit)
+        names = stream.names
+        self.quotas.open_stream(names.caller, prompt_tokens=0 if names.sample_index else names.prompt_tokens)
+        try:
+            self._connection.submit(submit)
+        except EngineError:
+            self.quotas.close_stream(names.caller, output_tokens=0)
+            raise
         stream.on_taken(self._slow_readers.look)
         self._streams[stream.names.stream_id] = stream
         self._samples.setdefault(stream.names.request_id, []).append(stream)
@@ -237,6 +249,7 @@ class CoreLink:
     def _forget(self, stream: CallerStream) -> None:
         self._slow_readers.forget(stream.names.stream_id)
         del self._streams[stream.names.stream_id]
+        self.quotas.close_stream(stream.names.caller, output_tokens=stream.usage.output_tokens)
         samples = self._samples[stream.names.request_id]
         samples.remove(stream)
         if not samples:

@@ -10,62 +10,43 @@ from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
 from protos.service.metrics import MetricsServer
 from protos.service.model_files import read_model_folder
+from protos.service.tracing import open_tracing, tracing_part
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.edge.caller_rights import caller_rights
 from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.edge_doors import STOP_MARGIN_S, door_parts, own_port
 from scheduler_svc.edge.edge_parts import EdgeParts
-from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.edge_text import EdgeText
-from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
-from scheduler_svc.edge.resolve_request import check_generation_defaults
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 30.0
-# What a stop may take beside the time that running streams are given.
-_STOP_MARGIN_S = 5.0
-# Calls beyond the edge's streams should reach the edge, which refuses them with a reason.
-_CALL_MARGIN = 256
 
 
 async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     """Run one edge process until it is told to stop, or the core is gone; returns its exit code.
 
     Raises:
-        EngineError: the model folder cannot be used.
+        EngineError: the model folder, or a file that the settings name, cannot be used.
     """
-    folder = read_model_folder(config.model.folder)
-    check_generation_defaults(folder.card)
-    text = EdgeText(folder, config.grammar)
+    text = EdgeText(read_model_folder(config.model.folder), config.grammar)
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
-    link = CoreLink(bridge, folder.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
+    link = CoreLink(bridge, text.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
-    parts = EdgeParts.joined(link, text, metrics_server.registry, max_hidden_mode=config.edge.max_hidden_mode.name)
-    server = EdgeServer(parts, edge_address(config, edge_index), max_streams=config.edge.max_streams)
+    tracing = open_tracing(config.observability.traces(), service="forwardplane-edge")
+    parts = EdgeParts.joined(link, text, metrics_server.registry, rights=caller_rights(config), tracing=tracing)
+    doors = door_parts(config, edge_index, parts)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))
+    if tracing is not None:
+        lifecycle.add(tracing_part(tracing))
     lifecycle.add(Part(name="text", start=text.start, stop=text.stop))
     lifecycle.add(_core_part(bridge, link, lifecycle))
-    if config.edge.http_port is not None:
-        lifecycle.add(_http_part(parts, config, config.edge.http_port))
-    lifecycle.add(_server_part(server, drain_timeout_s=config.process.drain_timeout_s))
+    for door in doors:
+        lifecycle.add(door)
     install_level_signals(asyncio.get_running_loop())
     return int(await lifecycle.run())
-
-
-def edge_address(config: SchedulerConfig, edge_index: int) -> EdgeAddress:
-    """Where that edge listens: all on one gRPC port, each with a health port of its own."""
-    return EdgeAddress(
-        host=config.edge.host,
-        port=config.edge.port,
-        health_port=own_port(config.edge.health_port, edge_index),
-        shares_port=config.process.edges > 1,
-    )
-
-
-def own_port(first_port: int, edge_index: int) -> int:
-    """The port of that edge in a row that begins with `first_port`; 0 stays 0, any free one."""
-    return first_port and first_port + edge_index
 
 
 def _core_part(bridge: BridgeClient, link: CoreLink, lifecycle: Lifecycle) -> Part:
@@ -77,22 +58,7 @@ def _core_part(bridge: BridgeClient, link: CoreLink, lifecycle: Lifecycle) -> Pa
         await link.stop()
         await bridge.close()
 
-    return Part(name="core link", start=start, stop=stop, start_limit_s=_CONNECT_TIMEOUT_S + _STOP_MARGIN_S)
-
-
-def _server_part(server: EdgeServer, *, drain_timeout_s: float) -> Part:
-    async def stop() -> None:
-        await server.drain(timeout_s=drain_timeout_s)
-        await server.stop()
-
-    return Part(name="callers' server", start=server.start, stop=stop, stop_limit_s=drain_timeout_s + _STOP_MARGIN_S)
-
-
-def _http_part(parts: EdgeParts, config: SchedulerConfig, port: int) -> Part:
-    """Stopped after the gRPC door, whose stop drains the streams of both."""
-    address = HttpAddress(host=config.edge.host, port=port, shares_port=config.process.edges > 1)
-    server = HttpServer(parts, address, HttpLimits(max_calls=config.edge.max_streams + _CALL_MARGIN))
-    return Part(name="HTTP front", start=server.start, stop=server.stop)
+    return Part(name="core link", start=start, stop=stop, start_limit_s=_CONNECT_TIMEOUT_S + STOP_MARGIN_S)
 
 
 def _metrics_part(server: MetricsServer, config: SchedulerConfig, edge_index: int) -> Part:

@@ -5,8 +5,11 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry
 
-from protos.wire.enums import HiddenMode
+from protos.service.tracing import Tracing
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.call_traces import CallTraces
+from scheduler_svc.edge.caller_door import CallerDoor
+from scheduler_svc.edge.caller_rights import CallerRights
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_text import EdgeText
 from scheduler_svc.edge.metrics import EdgeMetrics, create_edge_metrics
@@ -23,11 +26,19 @@ class EdgeParts:
     tokenizer: TextTokenizer
     encoder: PromptEncoder
     metrics: EdgeMetrics
+    door: CallerDoor
+    traces: CallTraces
     version: str
 
     @classmethod
     def joined(
-        cls, link: CoreLink, text: EdgeText, registry: CollectorRegistry, *, max_hidden_mode: str
+        cls,
+        link: CoreLink,
+        text: EdgeText,
+        registry: CollectorRegistry,
+        *,
+        rights: CallerRights,
+        tracing: Tracing | None = None,
     ) -> "EdgeParts":
         """The parts over one link and one text side; metrics are registered.
 
@@ -35,13 +46,19 @@ class EdgeParts:
             link: to the core.
             text: the text side.
             registry: takes the metrics.
-            max_hidden_mode: name of the highest hidden mode that callers may ask for.
+            rights: of callers.
+            tracing: of the calls; None: off.
         """
+        metrics = create_edge_metrics(registry)
         return cls(
             link=link,
-            admission=Admission(link, text.tokenizer, text.encoder, max_hidden_mode=HiddenMode[max_hidden_mode]),
+            admission=Admission(
+                link, text.tokenizer, text.encoder, resuming=rights.resuming, max_hidden_mode=rights.max_hidden_mode
+            ),
             tokenizer=text.tokenizer,
             encoder=text.encoder,
-            metrics=create_edge_metrics(registry),
+            metrics=metrics,
+            door=CallerDoor(metrics, link.quotas, rights.known),
+            traces=CallTraces(tracing, model=link.facts.card.name),
             version=metadata.version("forwardplane"),
         )

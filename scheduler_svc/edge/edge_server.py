@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
+from protos.service.access import AccessInterceptor
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
 from protos.wire.errors import Draining
@@ -42,6 +43,10 @@ class EdgeAddress:
     health_port: int
     shares_port: bool = False
     """Other edges listen on the same port; the parent has proved it free."""
+    credentials: grpc.ServerCredentials | None = None
+    """None: plain text."""
+    hardened: bool = False
+    """No reflection, no patience."""
 
 
 def call_gates(max_streams: int) -> dict[str, CallGate]:
@@ -61,6 +66,7 @@ class EdgeServer:
         self._metrics = parts.metrics
         self._gate = GateInterceptor(call_gates(max_streams), parts.metrics)
         self._admission = parts.admission
+        self._door = parts.door
         self._servicer = GenerationServicer(parts)
         self._health = HealthServer(("", SERVICE_NAME))
         self._health_changes: set[asyncio.Task[None]] = set()
@@ -81,14 +87,18 @@ class EdgeServer:
             max_pending_calls=_MAX_TRANSPORT_CALLS,
             max_message_bytes=MAX_REFUSABLE_MESSAGE_BYTES,
             shares_port=where.shares_port,
+            hardened=where.hardened,
         )
         observers = [CallMetrics(self._metrics, SERVICE_NAME)]
         status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES)
-        server = build_server(options=options, interceptors=[status, self._gate])
+        server = build_server(options=options, interceptors=[status, AccessInterceptor(self._door.admit), self._gate])
         generate_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
         self._health.add_to(server)
-        add_reflection(server, [SERVICE_NAME])
-        self.port = bind_port(server, where.host, where.port, shares_port=where.shares_port)
+        if not where.hardened:
+            add_reflection(server, [SERVICE_NAME])
+        self.port = bind_port(
+            server, where.host, where.port, shares_port=where.shares_port, credentials=where.credentials
+        )
         await server.start()
         self._server = server
         await self._health.set_serving("", is_serving=True)

@@ -6,6 +6,7 @@ from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidModelFile
 from scheduler_svc.config import GrammarConfig
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.resolve_request import check_generation_defaults
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.grammar_checker import GrammarChecker
 from scheduler_svc.text.grammar_setup import grammar_greeting
@@ -21,7 +22,8 @@ class EdgeText:
         Raises:
             InvalidModelFile: one cannot be used, or is not the one that the card describes.
         """
-        card = folder.card
+        self.card = card = folder.card
+        check_generation_defaults(card)
         if hashlib.sha256(folder.tokenizer.read_bytes()).hexdigest() != card.tokenizer_fingerprint:
             raise InvalidModelFile("tokenizer.json is not the file that model.json describes", field="tokenizer.json")
         self.tokenizer = TextTokenizer.from_file(folder.tokenizer)

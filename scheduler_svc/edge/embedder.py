@@ -33,11 +33,20 @@ POOLINGS: Mapping[str, StateUse.ValueType] = MappingProxyType(
 _USED = frozenset({"text", "chat", "tokens", "model", "client_tag", "cache_salt", "priority"})
 
 
+class Called(NamedTuple):
+    """How a call came."""
+
+    method: str
+    carriers: Sequence[str | bytes]
+    """Its trace headers."""
+
+
 class Times(NamedTuple):
-    """Of one call, on the event loop's clock."""
+    """Of one call, on the event loop's clock, and how it came."""
 
     arrived: float
     deadline: float
+    called: Called
 
 
 async def embeddings(
@@ -48,13 +57,17 @@ async def embeddings(
     Raises:
         EngineError: one was refused or failed.
     """
-    with counting_rejections(parts.metrics):
+    with counting_rejections(parts.metrics), parts.traces.admitting(*times.called) as trace:
         pooled = POOLINGS.get(request.pooling)
         if pooled is None:
             raise InvalidRequest("pooling is not one of: last, mean", field="pooling")
         asked = [_as_generation(item, index) for index, item in enumerate(request.requests)]
-        streams = await parts.admission.open_streams(asked, caller, deadline=times.deadline, pooled=pooled)
-    with running(streams, link=parts.link, metrics=parts.metrics, arrived=times.arrived, deadline=times.deadline):
+        trace.asked(asked, operation="embeddings")
+        streams = await parts.admission.open_streams(
+            asked, caller, deadline=times.deadline, pooled=pooled, traceparent=trace.traceparent
+        )
+    link, metrics = parts.link, parts.metrics
+    with running(streams, link=link, metrics=metrics, arrived=times.arrived, deadline=times.deadline, trace=trace):
         made = await asyncio.gather(*(whole_generation(stream) for stream in streams))
     normalize = request.normalize if request.HasField("normalize") else True
     return [Embedding(values=vector(one.hidden_states, normalize=normalize), usage=one.usage) for one in made]

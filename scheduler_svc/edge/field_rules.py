@@ -70,6 +70,18 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """Bytes that only their maker reads: some, and not too many."""
+
+    max_bytes: int
+
+    def check(self, value: bytes, field: str, _facts: ModelFacts, /) -> None:
+        """Refuse what is empty or too long."""
+        if not 0 < len(value) <= self.max_bytes:
+            raise InvalidRequest(f"{field} has {len(value)} bytes; allowed: [1, {self.max_bytes}]", field=field)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of some words."""
 
@@ -214,6 +226,13 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "json_schema": _GRAMMAR,
         "regex": _GRAMMAR,
         "ebnf": _GRAMMAR,
+        "resume": Items(limits.MAX_SAMPLES),
+        "resume.ticket": Sealed(limits.MAX_TICKET_BYTES),
+        "resume.token_ids": TokenIds(_context),
+        "resume.text_bytes": Anything(),
+        "resume.has_begun": Anything(),
+        "resume.prompt_logprobs": Number(0, _context),
+        "resume.hidden_states": Anything(),
         "choice.texts": Items(limits.MAX_CHOICES, Text(limits.MAX_CHOICE_BYTES, min_bytes=1), min_items=1),
     }
 )

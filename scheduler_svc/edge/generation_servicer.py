@@ -5,7 +5,7 @@ its streams end with it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -16,9 +16,9 @@ from typing_extensions import override
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.wire.errors import MessageTooLarge
 from protos.wire.limits import DEFAULT_DEADLINE_S, MAX_CALLER_MESSAGE_BYTES, MAX_DEADLINE_S
-from scheduler_svc.edge.caller_identity import ANONYMOUS
+from scheduler_svc.edge.call_traces import HEADER
 from scheduler_svc.edge.edge_parts import EdgeParts
-from scheduler_svc.edge.embedder import Times, embeddings
+from scheduler_svc.edge.embedder import Called, Times, embeddings
 from scheduler_svc.edge.interleaved import interleaved
 from scheduler_svc.edge.metrics import counting_rejections
 from scheduler_svc.edge.running import running
@@ -36,8 +36,10 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         self._parts = parts
         self._link = parts.link
         self._admission = parts.admission
+        self._door = parts.door
         self._encoder = parts.encoder
         self._metrics = parts.metrics
+        self._traces = parts.traces
         self._version = parts.version
         self._pacing = WritePacing(lambda: parts.link.num_streams)
 
@@ -48,13 +50,20 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """One prompt; chunks as they are released. Headers leave with the first chunk, so a refusal has none."""
         arrived = _now()
         deadline = arrived + _time_left_s(context)
-        with counting_rejections(self._metrics):
-            streams = await self._admission.open_samples(request, ANONYMOUS, deadline=deadline)
-        with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline) as records:
+        with counting_rejections(self._metrics), self._traces.admitting("Generate", _carriers(context)) as trace:
+            trace.asked([request])
+            caller = self._door.caller(context)
+            streams = await self._admission.open_samples(
+                request, caller, deadline=deadline, traceparent=trace.traceparent
+            )
+        with running(
+            streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline, trace=trace
+        ) as records:
             pairs = zip(streams, records, strict=True)
             sources = [paced_chunks(stream, record, self._pacing) for stream, record in pairs]
             async with aclosing(interleaved(sources) if len(sources) > 1 else sources[0]) as chunks:
-                async for chunk in _after_headers(chunks, context):
+                tickets = [stream.names.ticket for stream in streams if stream.names.ticket]
+                async for chunk in _after_headers(chunks, context, tickets=tickets):
                     yield chunk
 
     @override
@@ -64,9 +73,13 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """All prompts, or the error of the first that was refused or failed; the others are cancelled then."""
         arrived = _now()
         deadline = arrived + _time_left_s(context)
-        with counting_rejections(self._metrics):
-            streams = await self._admission.open_streams(request.requests, ANONYMOUS, deadline=deadline)
-        with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline):
+        with counting_rejections(self._metrics), self._traces.admitting("GenerateOnce", _carriers(context)) as trace:
+            trace.asked(request.requests)
+            caller = self._door.caller(context)
+            streams = await self._admission.open_streams(
+                request.requests, caller, deadline=deadline, traceparent=trace.traceparent
+            )
+        with running(streams, link=self._link, metrics=self._metrics, arrived=arrived, deadline=deadline, trace=trace):
             generations = await asyncio.gather(*(whole_generation(stream) for stream in streams))
         reply = generate_pb2.GenerateOnceReply(generations=generations)
         _check_size(reply, advice="use Generate, which streams")
@@ -77,7 +90,7 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
         """End a running request of the same caller, whichever edge serves it; its stream ends with CANCELLED."""
         with counting_rejections(self._metrics):
             validate_abort(request, self._link.facts)
-        await self._link.abort(request.request_id, ANONYMOUS)
+        await self._link.abort(request.request_id, self._door.caller(context))
         return generate_pb2.AbortReply()
 
     @override
@@ -98,8 +111,9 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
     async def Embed(self, request: generate_pb2.EmbedRequest, context: Context) -> generate_pb2.EmbedReply:
         """All inputs, or the error of the first that was refused or failed."""
         arrived = _now()
-        times = Times(arrived, arrived + _time_left_s(context))
-        reply = generate_pb2.EmbedReply(embeddings=await embeddings(request, self._parts, ANONYMOUS, times=times))
+        times = Times(arrived, arrived + _time_left_s(context), Called("Embed", _carriers(context)))
+        caller = self._door.caller(context)
+        reply = generate_pb2.EmbedReply(embeddings=await embeddings(request, self._parts, caller, times=times))
         _check_size(reply, advice="ask for fewer at a time")
         return reply
 
@@ -133,10 +147,11 @@ class GenerationServicer(generate_pb2_grpc.GenerationServiceServicer):
 
 
 async def _after_headers(
-    chunks: AsyncIterator[generate_pb2.GenerateChunk], context: Context
+    chunks: AsyncIterator[generate_pb2.GenerateChunk], context: Context, *, tickets: Sequence[bytes]
 ) -> AsyncIterator[generate_pb2.GenerateChunk]:
     async for first in chunks:
         await context.send_initial_metadata((("request-id", first.request_id),))
+        first.resume_tickets.extend(tickets)
         yield first
         break
     async for chunk in chunks:
@@ -152,6 +167,10 @@ def _check_size(reply: Message, *, advice: str) -> None:
 def _time_left_s(context: Context) -> float:
     left = context.time_remaining()
     return min(DEFAULT_DEADLINE_S if left is None else left, MAX_DEADLINE_S)
+
+
+def _carriers(context: Context) -> list[str | bytes]:
+    return [value for name, value in context.invocation_metadata() or () if name == HEADER]
 
 
 def _now() -> float:

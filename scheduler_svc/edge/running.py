@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from protos.forwardplane.v1.sampling_pb2 import FinishReason
+from scheduler_svc.edge.call_traces import CallTrace
 from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.metrics import EdgeMetrics
@@ -19,7 +20,13 @@ _DEADLINE_GRACE_S = 2.0
 
 @contextmanager
 def running(
-    streams: Sequence[CallerStream], *, link: CoreLink, metrics: EdgeMetrics, arrived: float, deadline: float
+    streams: Sequence[CallerStream],
+    *,
+    link: CoreLink,
+    metrics: EdgeMetrics,
+    arrived: float,
+    deadline: float,
+    trace: CallTrace,
 ) -> Iterator[list[StreamRecord]]:
     """One record for each of `streams`, which end with the block, or soon after their deadline.
 
@@ -29,6 +36,7 @@ def running(
         metrics: get their times.
         arrived: when the call came, on the event loop's clock.
         deadline: when it should be over, on the same clock.
+        trace: of the call.
     """
     loop = asyncio.get_running_loop()
 
@@ -45,3 +53,4 @@ def running(
         end(FinishReason.FINISH_REASON_ABORT)
         for record in records:
             record.close(loop.time())
+        trace.over(streams)

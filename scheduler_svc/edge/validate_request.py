@@ -16,7 +16,7 @@ from protos.forwardplane.v1.generate_pb2 import (
 )
 from protos.wire.enums import HiddenMode
 from protos.wire.errors import InvalidRequest, UnknownModel, UnsupportedFeature
-from protos.wire.limits import MAX_GRAMMAR_BYTES, MAX_PROMPT_BYTES
+from protos.wire.limits import MAX_GRAMMAR_BYTES, MAX_PROMPT_BYTES, MAX_PROMPTS_PER_CALL
 from scheduler_svc.edge.field_rules import ABORT_RULES, DETOKENIZE_RULES, GENERATE_RULES, TOKENIZE_RULES, check_fields
 from scheduler_svc.edge.model_facts import ModelFacts
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
@@ -58,6 +58,19 @@ def validate_generate(request: GenerateRequest, facts: ModelFacts) -> None:
         raise InvalidRequest(message, field="stop.min_tokens")
     _check_output(request)
     _check_grammar(request, facts)
+
+
+def check_num_requests(count: int) -> None:
+    """Whether so many requests may come in one call.
+
+    Raises:
+        InvalidRequest: none, or too many.
+    """
+    if not count:
+        raise InvalidRequest("requests is empty", field="requests")
+    if count > MAX_PROMPTS_PER_CALL:
+        message = f"requests has {count} items; the limit is {MAX_PROMPTS_PER_CALL}"
+        raise InvalidRequest(message, field="requests")
 
 
 def check_hidden_states(request: GenerateRequest, allowed: HiddenMode) -> None:

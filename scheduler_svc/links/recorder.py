@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from protos.service.plan_recording import (
-    Attachment,
-    Entry,
-    EntryKind,
-    RecordingHeader,
-    RecordingWriter,
-    encode_attachment,
-    encode_pages,
-    is_recording,
-)
+from protos.service.plan_recording import Entry, EntryKind, RecordingHeader, RecordingWriter, is_recording
+from protos.service.recording_payloads import Attachment, encode_attachment, encode_pages
 from protos.wire.codec import encode_plan, encode_result
 from protos.wire.errors import InvalidRequest
 from protos.wire.plan import ForwardPlan

@@ -5,6 +5,7 @@ the order the exchange gives them, and none after `run` returned.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -39,6 +40,8 @@ from scheduler_svc.links.statistics import LinkCounts, worker_seconds
 from scheduler_svc.links.worker_calls import PlanStream, WorkerCalls
 from scheduler_svc.metrics import LinkMetrics
 
+_logger = logging.getLogger(__name__)
+
 # A watch that wakes this much too late was held up by its own process, so it says nothing of the worker.
 _OWN_STALL_S = 0.25
 _LOOK_S = 0.25
@@ -64,6 +67,8 @@ class SessionSettings:
     report_lost_s: float
     reopen_s: float = 2.0
     """How long a broken stream may be tried to be opened again."""
+    certificate_check_s: float = 5.0
+    """Pause between two looks at the files of certificates."""
     min_delta_bytes: int = MIN_DELTA_BYTES
     """Plans that are smaller in full are sent in full."""
 
@@ -78,6 +83,9 @@ class SessionParts:
     counts: LinkCounts
     settings: SessionSettings
     clock: Callable[[], float]
+    certificates: Callable[[], object] | None = None
+    new_calls: Callable[[], WorkerCalls]
+    """Over a channel of its own, opened with the certificates of the moment."""
 
 
 class WorkerSession:
@@ -103,6 +111,8 @@ class WorkerSession:
         self._outgoing: asyncio.Queue[EncodedPlan] | None = None
         """Of the open stream; None while none is."""
         self._is_doubted = False
+        self._moved = asyncio.Event()
+        """Set once `_calls` are others: what runs on the old ones goes over to them."""
 
     @property
     def num_in_flight(self) -> int:
@@ -138,13 +148,16 @@ class WorkerSession:
         self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
         died = False
         try:
-            reason = await _first_reason(self._converse(stream), self._follow_reports(), self._watch())
+            reason = await _first_reason(
+                self._converse(stream), self._follow_reports(), self._watch(), self._follow_certificates()
+            )
             died = is_death(reason)
             return reason
         finally:
             metrics.set_state(None)
             metrics.set_in_flight(0)
             self._parts.listener.worker_event(WorkerLost(term.worker, died=died))
+            await self._calls.close()
 
     # --- the plan stream
 
@@ -163,7 +176,7 @@ class WorkerSession:
         """Serve stream after stream until the term is over; raises why."""
         while True:
             try:
-                reason = await _first_reason(self._write(stream), self._read(stream))
+                reason = await _first_reason(self._write(stream), self._read(stream), self._until_moved())
             finally:
                 stream.close()
                 self._outgoing = None
@@ -240,7 +253,7 @@ class WorkerSession:
     async def _follow_reports(self) -> None:
         """Whether the worker lives though its reports broke off is for the watch to say."""
         while True:
-            reason = await _reason(self._read_reports())
+            reason = await _first_reason(self._read_reports(), self._until_moved())
             if not may_reopen(reason):
                 raise reason
             await asyncio.sleep(self._parts.settings.report_interval_ms / 1000)
@@ -294,6 +307,45 @@ class WorkerSession:
             if verdict is not None:
                 raise verdict
             self._look()
+
+    # --- certificates
+
+    async def _follow_certificates(self) -> None:
+        """Move to a new channel when there are new certificates: the new one stands before the old one is left.
+
+        A renewed certificate comes before the old one ends, so no connection outlives what it was opened with by much,
+        and the term, its plans and the callers' streams go on.
+        """
+        certificates = self._parts.certificates
+        if certificates is None:
+            await asyncio.Event().wait()
+            return
+        tried = self._calls.certificates
+        while True:
+            await asyncio.sleep(self._parts.settings.certificate_check_s)
+            if certificates() is not tried:
+                tried = await self._hand_over()
+
+    async def _hand_over(self) -> object:
+        """Try new certificates; returns them, or the old ones when no connection came about."""
+        fresh, old = self._parts.new_calls(), self._calls
+        if not await fresh.ready(timeout_s=self._parts.settings.open_timeout_s):
+            await fresh.close()
+            _logger.warning("no connection with new certificates, keeping the old one", extra=self._name())
+            return old.certificates
+        self._calls = fresh
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+        _logger.info("connected with new certificates", extra=self._name())
+        await old.close(grace_s=self._parts.settings.open_timeout_s)
+        return fresh.certificates
+
+    def _name(self) -> dict[str, str]:
+        return {"worker": self.term.worker}
+
+    async def _until_moved(self) -> None:
+        await self._moved.wait()
+        raise ConnectionLost("the connection was renewed")
 
 
 async def _first_reason(*sides: Coroutine[Any, Any, None]) -> EngineError:

@@ -1,9 +1,22 @@
 """What a link has seen of its worker: plans in flight and counts since the core's start. No clock, no I/O."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
+from protos.wire.buckets import PHASES
+from protos.wire.enums import GraphPhase, GraphRefusal
 from protos.wire.plan import GraphChoice
 from protos.wire.result import ForwardResult, PlanTimings
+
+
+@dataclass(slots=True)
+class PhaseCounts:
+    """How the forwards of one phase ran."""
+
+    replays: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    misses: Counter[GraphRefusal] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -13,9 +26,7 @@ class LinkCounts:
     plans: int = 0
     plan_rows: int = 0
     plan_bytes: int = 0
-    graph_replays: int = 0
-    graph_misses: int = 0
-    padded_tokens: int = 0
+    graphs: dict[GraphPhase, PhaseCounts] = field(default_factory=dict)
 
     def sent(self, *, rows: int, size: int) -> None:
         """A plan went out."""
@@ -26,10 +37,16 @@ class LinkCounts:
     def answered(self, result: ForwardResult) -> None:
         """A result arrived."""
         for forward in result.forwards:
-            replayed = isinstance(forward.graph, GraphChoice)
-            self.graph_replays += replayed
-            self.graph_misses += not replayed
-            self.padded_tokens += forward.padded_tokens
+            phase = PHASES.get(forward.mode)
+            if phase is None:  # nothing ran
+                continue
+            counts = self.graphs.setdefault(phase, PhaseCounts())
+            if isinstance(forward.graph, GraphChoice):
+                counts.replays += 1
+                counts.real_tokens += forward.real_tokens
+                counts.padded_tokens += forward.padded_tokens
+            else:
+                counts.misses[forward.graph] += 1
 
 
 class InFlight:

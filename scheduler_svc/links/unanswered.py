@@ -22,6 +22,11 @@ class _Sent:
     message: EncodedPlan
 
 
+def _page_bytes(plan: ForwardPlan) -> int:
+    """Of the page tables: nearly all of a large plan."""
+    return sum(table.indices.nbytes for table in plan.page_tables)
+
+
 class UnansweredPlans:
     """One for each term; oldest first."""
 
@@ -48,10 +53,8 @@ class UnansweredPlans:
 
     def add(self, plan: ForwardPlan) -> EncodedPlan:
         """The next plan, as it is to be sent."""
-        message = encoded(plan)
+        message = self._message(plan)
         if self._uses_deltas:
-            if len(message.body) >= self._min_delta_bytes and self._last is not None:
-                message = self._changes(plan, self._last) or message
             self._last = plan
             self._digest = self._digest if message.is_delta else None
         self._sent[message.seq] = _Sent(plan, message)
@@ -100,6 +103,18 @@ class UnansweredPlans:
 
     def _from(self, seq: int) -> list[EncodedPlan]:
         return [sent.message for other, sent in self._sent.items() if other >= seq]
+
+    def _message(self, plan: ForwardPlan) -> EncodedPlan:
+        """In full if that is small or all that can be done. A large plan is not encoded just to be weighed."""
+        last = self._last if self._uses_deltas else None
+        if last is None:
+            return encoded(plan)
+        if _page_bytes(plan) >= self._min_delta_bytes:
+            return self._changes(plan, last) or encoded(plan)
+        message = encoded(plan)
+        if len(message.body) < self._min_delta_bytes:
+            return message
+        return self._changes(plan, last) or message
 
     def _changes(self, plan: ForwardPlan, base: ForwardPlan) -> EncodedPlan | None:
         base_digest, self._digest = self._digest or plan_digest(base), plan_digest(plan)

@@ -107,7 +107,9 @@ class PlanStream:
 class WorkerCalls:
     """The calls to one worker over one channel, which it owns."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, certificates: object = None) -> None:
+        """Call over `channel`, which was opened with `certificates`."""
+        self.certificates = certificates
         self._channel = channel
         self._stub = WorkerServiceStub(channel)
 
@@ -150,9 +152,17 @@ class WorkerCalls:
         finally:
             call.cancel()
 
-    async def close(self) -> None:
-        """Close the channel and every call on it."""
-        await self._channel.close()
+    async def ready(self, *, timeout_s: float) -> bool:
+        """Whether the channel could be connected in that time."""
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, *, grace_s: float | None = None) -> None:
+        """Close the channel and every call on it, at once or when `grace_s` is over. Safe to repeat."""
+        await self._channel.close(grace_s)
 
 
 def _report(message: WorkerReport) -> Report:

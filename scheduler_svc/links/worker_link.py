@@ -59,6 +59,8 @@ class LinkParts:
     open_channel: Callable[[str], grpc.aio.Channel]
     clock: Callable[[], float]
     recorder: PlanRecorder | None = None
+    certificates: Callable[[], object] | None = None
+    """What channels are opened with now: another object once there is something new. None: plain text."""
 
 
 class WorkerLink:
@@ -100,15 +102,16 @@ class WorkerLink:
         """Keep the worker attached until cancelled, or until another scheduler has it."""
         while True:
             error = await self._one_term()
-            if isinstance(error, StaleEpoch) and not self._may_overtake(error):
+            if not isinstance(error, StaleEpoch):
+                await self._pause()
+            elif not self._may_overtake(error):
                 self._parts.listener.worker_fenced(self.worker, error)
                 return
-            await self._pause()
 
     async def _one_term(self) -> EngineError:
         """Attach and serve; returns why it ended or did not begin. Each try has its own channel and its own term."""
         self._term += 1
-        calls = WorkerCalls(self._parts.open_channel(self.worker))
+        calls = self._calls()
         try:
             return await self._serve(await self._attach(calls))
         except EngineError as error:
@@ -116,6 +119,10 @@ class WorkerLink:
             return error
         finally:
             await calls.close()
+
+    def _calls(self) -> WorkerCalls:
+        certificates = None if self._parts.certificates is None else self._parts.certificates()
+        return WorkerCalls(self._parts.open_channel(self.worker), certificates=certificates)
 
     async def _attach(self, calls: WorkerCalls) -> WorkerSession:
         term = await calls.attach(
@@ -134,6 +141,8 @@ class WorkerLink:
             settings=self._settings.session,
             clock=self._parts.clock,
             recorder=self._parts.recorder,
+            certificates=self._parts.certificates,
+            new_calls=self._calls,
         )
         return WorkerSession(calls, term=term, parts=session_parts)
 

@@ -16,11 +16,10 @@ from protos.wire.errors import UnsupportedFeature
 from protos.wire.worker_info import SubPool
 from scheduler_svc.memory.cache_node import CacheNode
 from scheduler_svc.memory.page_allocator import PageAllocator
+from scheduler_svc.memory.page_demand import PageDemand
 from scheduler_svc.memory.page_holding import MemoryKey, PageHolding
 from scheduler_svc.memory.prefix_match import PrefixMatch, first_page, usable_pages
 from scheduler_svc.memory.radix_cache import RadixCache
-
-_UNBOUNDED = 1 << 62
 
 
 def check_geometry(sub_pools: Sequence[SubPool]) -> None:
@@ -53,8 +52,8 @@ class WorkerMemory:
         self.allocators = tuple(PageAllocator(pool.num_pages) for pool in sub_pools)
         self.cache = RadixCache(self.allocators, self.windows, page_size=self.page_size)
         self._windowed = [(index, window) for index, window in enumerate(self.windows) if window is not None]
-        self._slack_tokens = slack_tokens
-        self.capacity_tokens = min(self._capacity(index) for index in range(len(sub_pools)))
+        self.demand = PageDemand(self.windows, page_size=self.page_size, slack_tokens=slack_tokens)
+        self.capacity_tokens = self.demand.capacity_tokens([allocator.usable for allocator in self.allocators])
         """Longest request that fits the empty memory."""
 
     # --- questions
@@ -62,21 +61,6 @@ class WorkerMemory:
     def available(self) -> list[int]:
         """Pages per sub-pool that are free or cached and unused."""
         return [allocator.free + self.cache.evictable(index) for index, allocator in enumerate(self.allocators)]
-
-    def demand(self, tokens: int) -> list[int]:
-        """Most pages per sub-pool that a request of `tokens` positions ever holds at once."""
-        whole = -(-tokens // self.page_size)
-        return [whole if window is None else min(whole, self._window_pages(window)) for window in self.windows]
-
-    def further_demand(self, holdings: Sequence[PageHolding], tokens: Sequence[int]) -> list[int]:
-        """Pages per sub-pool that requests need on top of what they hold, to come to `tokens` positions each."""
-        whole = -(-np.array(tokens, dtype=np.int64) // self.page_size)
-        further = []
-        for index, window in enumerate(self.windows):
-            most = whole if window is None else np.minimum(whole, self._window_pages(window))
-            held = np.array([holding.lists[index].count for holding in holdings], dtype=np.int64)
-            further.append(int(np.maximum(most - held, 0).sum()))
-        return further
 
     def can_grow(self, holding: PageHolding, tokens: int) -> bool:
         """Whether pages for positions below `tokens` can be had now."""
@@ -152,6 +136,10 @@ class WorkerMemory:
             if end > pages.end:
                 pages.extend(self._take(sub_pool, end - pages.end))
         self._update(holding)
+
+    def is_due(self, begin: int, end: int) -> bool:
+        """Whether `commit` has something to do once positions [begin, end) are written."""
+        return begin // self.page_size != end // self.page_size or bool(self._windowed)
 
     def commit(self, holding: PageHolding, tokens: "array[int]", kv_len: int) -> None:
         """Let the whole pages below `kv_len` enter the cache, then free the window pages no later window reaches.
@@ -254,15 +242,6 @@ class WorkerMemory:
 
     def _update(self, holding: PageHolding) -> None:
         holding.allocated_len = min(pages.end for pages in holding.lists) * self.page_size
-
-    def _capacity(self, index: int) -> int:
-        usable, window = self.allocators[index].usable, self.windows[index]
-        if window is not None and usable >= self._window_pages(window):
-            return _UNBOUNDED
-        return usable * self.page_size
-
-    def _window_pages(self, window: int) -> int:
-        return -(-(window + self._slack_tokens) // self.page_size) + 2
 
 
 def _pages(nodes: Sequence[CacheNode], sub_pool: int) -> np.ndarray:

@@ -50,6 +50,26 @@ class StreamText(Generic[LogprobT]):
         self._stop: StopFound | None = None
         self._is_finished = False
 
+    def resume(self, ids: Sequence[int], *, num_bytes: int) -> bool:
+        """Begin behind ids that were taken elsewhere, with text of that size. Before anything else; False: impossible.
+
+        What was taken ended at a border, so an unfinished character of theirs was taken as broken.
+        """
+        is_open = False
+        for token_id in ids:
+            decoded = self._decoder.push(token_id)
+            self._append(decoded.settled, position=0)
+            self._append(decoded.text, position=0)
+            is_open = decoded.is_open
+        if is_open:
+            self._append(self._decoder.finish(), position=0)
+        if self._stop is not None:
+            return False
+        self._first_pos = len(ids)
+        self._text_chars_taken, self._text_bytes_taken = len(self._text), len(self._text.encode())
+        self._text = ""
+        return self._text_bytes_taken == num_bytes
+
     @property
     def next_pos(self) -> int:
         """Position of the next id to be pushed; the number of output ids so far."""
@@ -122,7 +142,9 @@ class StreamText(Generic[LogprobT]):
         if match is None:
             self._text += text
             return
-        self._text = (self._text + text[: match.end]).removesuffix(match.stop_string)
+        text = self._text + text[: match.end]
+        # Of what was taken elsewhere nothing can be cut off.
+        self._text = text[: max(len(text) - len(match.stop_string), 0)]
         self._stop = StopFound(match.stop_string, position)
         self._is_finished = True
 

@@ -18,9 +18,10 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _LENGTH = struct.Struct("<I")
-_MEMORY_BYTES = 1 << 30
+_MEMORY_BYTES = 256 << 20
 # Above the parent's limit: ends a child whose parent died while it was rendering.
 _ALARM_S = 60
+_COMPILE_CPU_S = 0.5
 _MAX_MESSAGE_CHARS = 200
 
 
@@ -63,11 +64,16 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     greeting = _read(source)
     if greeting is None:
         return
+    # The compiler computes constants. Processor time, since a start on a busy machine is no template's fault; what the
+    # timer does to a process that has no handler for it is to end it, in the middle of a computation too.
+    signal.setitimer(signal.ITIMER_PROF, _COMPILE_CPU_S)
     try:
         renderer = Renderer(greeting["template"], special_tokens=greeting["special_tokens"])
     except (jinja2.TemplateError, RecursionError, MemoryError) as error:
         _write(sink, {"failed": f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_CHARS]})
         return
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     _write(sink, {"text": ""})
     while (request := _read(source)) is not None:
         signal.alarm(_ALARM_S)

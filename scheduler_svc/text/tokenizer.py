@@ -11,11 +11,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from protos.service.json_cost import json_cost
 from protos.wire.errors import InvalidModelFile
 from scheduler_svc.text.detokenizer import IncrementalDecoder, byte_fallback_decoder, byte_level_decoder
 from scheduler_svc.text.pieces import ByteFallbackPieces, ByteLevelPieces, pieces_of
 
 _FIELD = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_TOKENIZER_COST = 320 << 20
+"""Memory that reading it may take: twice what the largest vocabularies in use (262,144 tokens) need."""
 
 _CERTAIN = string.ascii_letters + string.digits
 
@@ -47,11 +51,12 @@ class TextTokenizer:
             InvalidModelFile: not a tokenizer file, or one whose decoder this release cannot stream.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            content = _content(path)
+            text = content.decode()
             layout = json.loads(text)
         except FileNotFoundError as error:
             raise InvalidModelFile("the model folder has no tokenizer.json", field=_FIELD) from error
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise InvalidModelFile("tokenizer.json cannot be read as JSON", field=_FIELD) from error
         if not isinstance(layout, dict):
             raise InvalidModelFile("tokenizer.json does not hold an object", field=_FIELD)
@@ -112,6 +117,23 @@ class TextTokenizer:
         if isinstance(self._pieces, ByteLevelPieces):
             return byte_level_decoder(self._pieces.piece, skipped=skipped)
         return byte_fallback_decoder(self._pieces, skipped=skipped)
+
+
+def _content(path: Path) -> bytes:
+    """The file's bytes.
+
+    Raises:
+        InvalidModelFile: it is too large, or would be once it is read.
+    """
+    size = path.stat().st_size
+    if size > MAX_TOKENIZER_BYTES:
+        raise InvalidModelFile(f"tokenizer.json has {size} bytes, limit {MAX_TOKENIZER_BYTES}", field=_FIELD)
+    content = path.read_bytes()
+    cost = json_cost(content)
+    if cost > MAX_TOKENIZER_COST:
+        message = f"tokenizer.json takes {cost} bytes to read, limit {MAX_TOKENIZER_COST}"
+        raise InvalidModelFile(message, field=_FIELD)
+    return content
 
 
 def _longest_bytes(tokenizer: Tokenizer) -> int | None:

@@ -90,6 +90,7 @@ def fixtures() -> dict[str, bytes]:
     bodies |= {f"{m.DESCRIPTOR.name}.{name}": _serialize(m) for name, m in _other_choices().items()}
     bodies |= {f"{message.DESCRIPTOR.name}.echo": _serialize(message) for message in _echo_messages()}
     bodies |= {f"{message.DESCRIPTOR.name}.prompt": _serialize(message) for message in _prompt_messages()}
+    bodies |= {f"{message.DESCRIPTOR.name}.resume": _serialize(message) for message in _resume_messages()}
     return {f"{name}.bin": body for name, body in bodies.items()}
 
 
@@ -154,6 +155,21 @@ def _worker_messages() -> list[Message]:
         worker_pb2.DrainRequest(reason="upgrade"),
         worker_pb2.DrainReply(state=worker_pb2.WORKER_STATE_DRAINING),
         detail,
+    ]
+
+
+def _resume_messages() -> list[Message]:
+    held = generate_pb2.ResumedSample(
+        ticket=b"\1ticket",
+        token_ids=[5, 6],
+        text_bytes=4,
+        has_begun=True,
+        prompt_logprobs=3,
+        hidden_states=True,
+    )
+    return [
+        generate_pb2.GenerateRequest(text="hi", resume=[held]),
+        generate_pb2.GenerateChunk(request_id="r", resume_tickets=[b"\1ticket", b"\1other"]),
     ]
 
 
@@ -303,6 +319,16 @@ def _worker_load() -> generate_pb2.WorkerLoad:
     )
 
 
+def _graph_use() -> generate_pb2.GraphUse:
+    return generate_pb2.GraphUse(
+        phase=plan_pb2.GRAPH_PHASE_DECODE,
+        replays=8,
+        real_tokens=11,
+        padded_tokens=10,
+        misses=[generate_pb2.GraphMisses(reason=plan_pb2.GRAPH_REFUSAL_OVER_MAX_ROWS, count=9)],
+    )
+
+
 def _other_choices() -> dict[str, Message]:
     """The other choices of each `oneof`, by name."""
     return {
@@ -328,6 +354,7 @@ def _other_choices() -> dict[str, Message]:
         "gap": worker_pb2.ExecuteReply(gap=worker_pb2.Gap(expected_seq=4, received_seq=6)),
         "stale": worker_pb2.ExecuteReply(stale=worker_pb2.Stale(seq=2, expected_seq=4)),
         "opened": worker_pb2.ExecuteReply(opened=worker_pb2.Opened(expected_seq=4)),
+        "graphs": generate_pb2.WorkerLoad(graphs=[_graph_use()]),
         "drain": worker_pb2.ExecuteReply(drain=worker_pb2.DrainNotice(reason="shutdown")),
     }
 

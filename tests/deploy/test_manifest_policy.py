@@ -98,6 +98,15 @@ MISTAKES = [
     ("what_is_watched_exists", spec("PodMonitor", SCHEDULER), "podMetricsEndpoints.2", REMOVE),
     ("certificates_are_renewed_and_mounted", container(WORKER), "volumeMounts.4", REMOVE),
     ("certificates_are_renewed_and_mounted", spec("Certificate", WORKER), "privateKey.rotationPolicy", REMOVE),
+    (
+        "links_are_mutual_tls_where_there_are_certificates",
+        spec("Certificate", SCHEDULER),
+        "uris",
+        ["spiffe://x/scheduler"],
+    ),
+    ("links_are_mutual_tls_where_there_are_certificates", spec("Certificate", WORKER), "dnsNames", ["w"]),
+    ("links_are_mutual_tls_where_there_are_certificates", settings(SCHEDULER), "FORWARDPLANE_TLS_DIR", REMOVE),
+    ("links_are_mutual_tls_where_there_are_certificates", settings(WORKER), "FORWARDPLANE_INSECURE", "true"),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from protos.client.serve_command import ServeOptions, resolve_model
+from tests.support.hub_models import config_of, make_tensors, write_hub
 from tests.support.served import PORT_FIELDS, on_free_ports, served
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -141,6 +142,24 @@ def test_a_taken_port_is_named_before_anything_starts(server):
     done = serve("--port", str(server.options.ports.port))
     assert done.returncode != OK
     assert str(server.options.ports.port) in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "phi3"}, "config.json: model_type is 'phi3', supported: llama, mistral, qwen2, qwen3, gemma3"),
+        ({"vocab_size": 97}, "'model.embed_tokens.weight' has 96 rows, vocab_size in config.json is 97"),
+        ({"num_hidden_layers": 4}, "tensor 'model.layers.3.input_layernorm.weight' is missing"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn', supported: default, linear, l"),
+    ],
+)
+def test_a_model_that_no_worker_computes_is_refused_before_anything_starts(tmp_path, changes, says):
+    config = config_of("llama, grouped queries")
+    source = write_hub(tmp_path / "hub", config | changes, make_tensors(config))
+    done = run("serve", "--model", str(source), "--model-cache", str(tmp_path / "cache"))
+    assert done.returncode == REFUSED
+    assert says in one_line(done.stderr)
+    assert not (tmp_path / "cache").exists()
 
 
 def damaged(weights: Path, folder: Path, kind: str) -> Path:

@@ -180,7 +180,7 @@ async def test_base64_is_float32_little_endian(tmp_path):
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input[1]"),
         ({"input": "a", "dimensions": 3}, "dimensions"),
-        ({"input": [[1], [5000]]}, "input[1]"),
+        ({"input": [[1], [5000]]}, "input[1][0]"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "extra_body": {"pooling": "max"}}, "pooling"),
         ({"input": "a", "extra_body": {"color": 1}}, "color"),

@@ -81,6 +81,15 @@ def test_a_free_run_alone_follows_the_known_ids(reproducible):
     assert_free_run({name: CASES[index - 1][name][:12] for name in ("greedy_ids", "top5_logprobs")}, core.output(index))
 
 
+def test_a_free_run_in_bfloat16_follows_the_known_ids_in_chunks():
+    worker = built(numerics="fast", kernels="torch", dtype="bfloat16", num_pages=100, threads=1)
+    core = ExecutorCore(worker, CoreSettings(budget_tokens=16))
+    core.submit(specs(6)[0])
+    core.run()
+    assert_free_run({name: CASES[0][name][:6] for name in ("greedy_ids", "top5_logprobs")}, core.output(1))
+    core.assert_balanced()
+
+
 def test_a_long_sequence_holds_few_window_pages_and_gives_all_back(fast):
     """4,000 tokens of prompt and some more, in chunks, beside a short request; then the same prompt again."""
     chunk = 256

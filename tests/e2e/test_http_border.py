@@ -102,6 +102,7 @@ async def test_neutral_values_of_fields_that_are_not_offered_ask_for_nothing(tmp
         assert len(edge.core.submits) == 3
 
 
+SCORED = {"prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 1}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {}, "messages", "is missing"),
     (CHAT, {"messages": []}, "messages", "messages is empty"),
@@ -128,7 +129,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": MESSAGES, "top_p": 0}, "top_p", "top_p is 0; allowed: [1.17549e-38, 1]"),
     (CHAT, {"messages": MESSAGES, "frequency_penalty": 5}, "frequency_penalty", "frequency_penalty is 5; allowed"),
     (CHAT, {"messages": MESSAGES, "presence_penalty": 9}, "presence_penalty", "presence_penalty is 9; allowed"),
-    (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "max_tokens", "max_tokens is 0; allowed only together with"),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "max_tokens", "max_tokens is 0; must be 1 or more"),
     (
         CHAT,
         {"messages": MESSAGES, "max_tokens": 1 << 70},
@@ -223,16 +224,36 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETION, {"prompt": ""}, "prompt", "prompt is empty"),
     (COMPLETION, {"prompt": []}, "prompt", "prompt is empty"),
     (COMPLETION, {"prompt": [[]]}, "prompt", "prompt is empty"),
-    (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt is empty"),
-    (COMPLETION, {"prompt": ["a", 5]}, "prompt[1]", "has to be a text"),
-    (COMPLETION, {"prompt": [1, "a"]}, "prompt[0][1]", "has to be a whole number"),
+    (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt[1] is empty"),
+    (COMPLETION, {"prompt": ["a", 5]}, "prompt[1]", "prompt[1] has to be a text or a list of token ids"),
+    (COMPLETION, {"prompt": [["a"]]}, "prompt[0][0]", "prompt[0][0] has to be a whole number"),
+    (COMPLETION, {"prompt": [1, "a"]}, "prompt[1]", "prompt[1] has to be a whole number"),
+    (COMPLETION, {"prompt": ["1", [1.5]]}, "prompt[1][0]", "has to be a whole number"),
+    (COMPLETION, {"prompt": [1.5]}, "prompt[0]", "has to be a whole number"),
+    (COMPLETION, {"prompt": [True]}, "prompt[0]", "has to be a whole number"),
+    (COMPLETION, {"prompt": [None]}, "prompt[0]", "has to be a text or a list of token ids"),
+    (COMPLETION, {"prompt": 5}, "prompt", "prompt has to be a text, a list of token ids, or a list of"),
+    (COMPLETION, {"prompt": {"a": 1}}, "prompt", "has to be a text, a list of token ids, or"),
+    (COMPLETION, {"prompt": None}, "prompt", "has to be a text, a list of token ids, or"),
     (COMPLETION, {"prompt": [1, 300]}, "prompt[1]", "prompt[1] is 300; allowed: [0, 299]"),
-    (COMPLETION, {"prompt": [[1], [1, -1]]}, "prompt[1][1]", "is -1; allowed: [0, 299]"),
+    (COMPLETION, {"prompt": [[1], [1, -1]]}, "prompt[1][1]", "prompt[1][1] is -1; allowed: [0, 299]"),
+    (COMPLETION, {"prompt": ["a", "b" * 200]}, "prompt[1]", "prompt[1] has 200 tokens"),
     (COMPLETION, {"prompt": ["a"] * 65}, "prompt", "has 65 items; the limit is 64"),
     (COMPLETION, {"prompt": [1], "stop": "a"}, "stop", "stop cannot be combined with a prompt of token ids"),
     (COMPLETION, {"prompt": "a", "logprobs": 21}, "logprobs", "logprobs is 21; allowed: [0, 20]"),
     (COMPLETION, {"prompt": "a", "logprobs": True}, "logprobs", "has to be a whole number"),
-    (COMPLETION, {"prompt": "a", "logprobs": 1, "echo": True}, "logprobs", "cannot be combined with echo"),
+    (
+        COMPLETION,
+        {"prompt": "a", "max_tokens": 0},
+        "max_tokens",
+        "max_tokens is 0; allowed only together with echo and",
+    ),
+    (COMPLETION, {"prompt": "a", "max_tokens": 0, "echo": True}, "max_tokens", "together with echo and logprobs"),
+    (COMPLETION, {"prompt": "a", "max_tokens": 0, "logprobs": 1}, "max_tokens", "together with echo and logprobs"),
+    (COMPLETION, {**SCORED, "n": 2}, "n", "n is 2; the limit is 1 where"),
+    (COMPLETION, {**SCORED, "logprobs": 21}, "logprobs", "logprobs is 21; allowed: [0, 20]"),
+    (COMPLETION, {**SCORED, "min_tokens": 1}, "min_tokens", "the limit is max_tokens, 0"),
+    (COMPLETION, {**SCORED, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "with max_tokens 0"),
     (COMPLETION, {"prompt": "a", "messages": []}, "messages", "is not a field"),
 ]
 
@@ -248,6 +269,28 @@ async def test_each_bad_value_is_refused_by_the_name_that_was_sent(tmp_path: Pat
                 assert "stop." not in error["message"]
         _, error = await refused(session.post(CHAT, json={"messages": MESSAGES, "stream_options": {}}))
         assert error["message"] == "stream_options needs stream to be true"
+        assert edge.core.submits == []
+
+
+EMBEDDINGS = "/v1/embeddings"
+REFUSED_INPUTS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "input", "input is missing"),
+    ({"input": ""}, "input", "input is empty"),
+    ({"input": ["a", ""]}, "input[1]", "input[1] is empty"),
+    ({"input": 5}, "input", "input has to be a text, a list of token ids, or a list of texts"),
+    ({"input": [1, "a"]}, "input[1]", "input[1] has to be a whole number"),
+    ({"input": [1, 300]}, "input[1]", "input[1] is 300; allowed: [0, 299]"),
+    ({"input": [[1], [2, 300]]}, "input[1][1]", "input[1][1] is 300; allowed: [0, 299]"),
+    ({"input": ["a", "b" * 200]}, "input[1]", "input[1] has 200 tokens"),
+]
+
+
+async def test_each_bad_input_of_an_embedding_is_refused_by_its_place(tmp_path: Path) -> None:
+    async with front(tmp_path) as (edge, session):
+        for body, param, says in REFUSED_INPUTS:
+            status, error = await refused(session.post(EMBEDDINGS, json=body))
+            assert (status, error["param"]) == (400, param), (body, error)
+            assert says in error["message"], (body, error)
         assert edge.core.submits == []
 
 

@@ -286,6 +286,67 @@ async def test_logprobs_of_a_completion(tmp_path: Path) -> None:
         assert offsets == found.text_offset
 
 
+async def test_echo_and_logprobs_score_the_prompt_before_the_output(tmp_path: Path) -> None:
+    async with front(tmp_path, script=lambda _: [97, *SMILE]) as (edge, client):
+        asked = {"model": "tiny", "prompt": "aé!", "logprobs": 1, "echo": True, "max_tokens": 5}
+        whole = (await client.completions.create(**asked)).choices[0]
+        stream = [event.choices[0] async for event in await client.completions.create(stream=True, **asked)]
+
+        found = whole.logprobs
+        assert whole.text == "aé!a🙂" == "".join(choice.text for choice in stream)
+        assert found.tokens[:3] == ["a", "é", "!"]
+        assert found.tokens[3:] == ["a", *(f"bytes:\\x{value:02x}" for value in SMILE)]
+        assert found.token_logprobs == [None, -1.0, -2.0, *[-0.5] * 5]
+        assert found.top_logprobs[:2] == [None, {"\x00": -1.0, "é": -1.0}]
+        assert found.top_logprobs[3] == {"\x00": -1.0, "a": -0.5}
+        assert found.text_offset == [0, 1, 2, 3, 4, 4, 4, 4]
+        parts = [choice.logprobs for choice in stream if choice.logprobs]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [item for part in parts for item in getattr(part, name)] == getattr(found, name)
+        assert edge.core.submits[0].prompt_wants.top_logprobs == 1
+
+
+async def test_a_prompt_is_scored_alone_where_max_tokens_is_0(tmp_path: Path) -> None:
+    async with front(tmp_path) as (edge, client):
+        asked = {"model": "tiny", "logprobs": 0, "echo": True, "max_tokens": 0}
+        for prompt, text in (("ab", "ab"), ([97, edge.eos_id], "a<|im_end|>"), ([98], "b")):
+            made = await client.completions.create(prompt=prompt, **asked)
+            stream = [event async for event in await client.completions.create(prompt=prompt, stream=True, **asked)]
+            (choice,) = made.choices
+            assert (choice.text, choice.finish_reason) == (text, "length")
+            assert choice.logprobs.token_logprobs == [None, -1.0][: len(prompt)]
+            assert choice.logprobs.text_offset == [0, 1][: len(prompt)]
+            assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (len(prompt), 0)
+            assert "".join(event.choices[0].text for event in stream) == text
+            scores = [score for event in stream for score in event.choices[0].logprobs.token_logprobs]
+            assert scores == choice.logprobs.token_logprobs
+            assert stream[-1].choices[0].finish_reason == "length"
+
+
+async def test_every_prompt_and_every_sample_of_it_has_the_prompts_scores(tmp_path: Path) -> None:
+    async with front(tmp_path) as (_, client):
+        asked = {"model": "tiny", "logprobs": 0, "echo": True, "max_tokens": 2}
+        made = await client.completions.create(prompt=["ab", "cde"], n=2, **asked)
+        assert [choice.logprobs.token_logprobs for choice in made.choices] == [
+            *[[None, -1.0, -0.5, -0.5]] * 2,
+            *[[None, -1.0, -2.0, -0.5, -0.5]] * 2,
+        ]
+        assert [choice.logprobs.text_offset for choice in made.choices][1:3] == [[0, 1, 2, 3], [0, 1, 2, 3, 4]]
+        assert ["".join(choice.logprobs.tokens) for choice in made.choices] == [c.text for c in made.choices]
+        with pytest.raises(openai.BadRequestError, match="n is 2; the limit is 1 where echo, logprobs and stream"):
+            await client.completions.create(prompt="ab", n=2, stream=True, **asked)
+
+
+async def test_a_token_that_the_server_puts_before_a_text_is_named_and_has_no_place_in_it(tmp_path: Path) -> None:
+    async with front(tmp_path, first_token_id=1) as (_, client):
+        asked = {"model": "tiny", "logprobs": 0, "echo": True, "max_tokens": 0}
+        text = (await client.completions.create(prompt="ab", **asked)).choices[0]
+        ids = (await client.completions.create(prompt=[97, 98], **asked)).choices[0]
+        assert (text.text, text.logprobs.tokens[1:], text.logprobs.text_offset) == ("ab", ["a", "b"], [0, 0, 1])
+        assert text.logprobs.token_logprobs == [None, -1.0, -2.0]
+        assert (ids.text, ids.logprobs.tokens, ids.logprobs.text_offset) == ("ab", ["a", "b"], [0, 1])
+
+
 def _content(event):
     logprobs = event.choices[0].logprobs
     return [] if logprobs is None else logprobs.content

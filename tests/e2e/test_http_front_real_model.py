@@ -75,6 +75,23 @@ def test_prompts_of_one_call_logprobs_and_seeds(client):
         ]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_a_prompts_scores_are_those_of_the_other_door(client, grpc, max_tokens):
+    ids = grpc.tokenize(QUESTION)
+    options = GenerateOptions(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=2, logprobs=2)
+    (known,) = grpc.generate([QUESTION], options)
+    asked = {"model": MODEL, "prompt": QUESTION, "temperature": 0, "logprobs": 2, "echo": True}
+    (choice,) = client.completions.create(max_tokens=max_tokens, **asked).choices
+    found = choice.logprobs
+    assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+    assert found.token_logprobs[1 : len(ids)] == pytest.approx([item.logprob for item in known.prompt.logprobs])
+    assert found.token_logprobs[len(ids) :] == pytest.approx([item.logprob for item in known.logprobs])
+    assert "".join(found.tokens).removesuffix("<|im_end|>") == choice.text == QUESTION + known.text
+    placed = [pair for pair in zip(found.text_offset, found.tokens, strict=True) if pair[1] != "<|im_end|>"]
+    assert all(choice.text[offset:].startswith(name) for offset, name in placed)
+    assert all(len(best) >= 2 for best in found.top_logprobs[1:])
+
+
 def test_samples_are_those_of_the_other_door_and_count_their_prompt_once(client, grpc):
     options = GenerateOptions(max_tokens=6, temperature=1.0, seed=5, n=4)
     samples = grpc.generate([Chat.user(QUESTION)], options)

@@ -1,8 +1,12 @@
-"""`serve --record` and `forwardplane replay`: a served run replays equal, a changed file does not."""
+"""`serve --record` and `forwardplane replay`: a served run replays equal, each file alone; a changed one does not."""
 
+import contextlib
+import random
+import re
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,16 +14,23 @@ import pytest
 from protos.client.fetch_model import fetch_model
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
-from protos.client.serve_command import SimulatedOptions
+from protos.client.serve_command import SimulatedOptions, WorkerOptions
+from protos.client.serve_files import ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.plan_recording import Entry, EntryKind, RecordingWriter, read_entries, read_header
-from tests.support.recorded_runs import with_other_token, with_result
-from tests.support.served import served
+from tests.support.recorded_runs import replayed, with_other_token, with_result
+from tests.support.served import scrape, served, total
+from worker_svc.simulated.build import SimulatedSettings, build_simulated_executor
 
 pytestmark = pytest.mark.timeout(120)
 OK, FAILURE, REFUSED = 0, 1, 3
 COMMAND = (sys.executable, "-m", "protos.client.command", "replay")
 FLIPPED_PLAN = 20
+UNTIL_FLUSHED_S = 1.5
+
+
+class Killed(Exception):
+    """Of the server: what is stopped then has no exit code to check."""
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +62,60 @@ def ask_all(target):
 def recording(model_cache, tmp_path_factory):
     path = tmp_path_factory.mktemp("recordings") / "run"
     simulated = SimulatedOptions(simulated_step_ms=1.0)
-    with served(device="simulated", model_cache=model_cache, simulated=simulated, record=path) as server:
+    with served(
+        device="simulated", model_cache=model_cache, simulated=simulated, files=ServeFiles(record=path)
+    ) as server:
         ask_all(server.target)
     return path
+
+
+def ask_roughly(target):
+    """Shared beginnings, few pages, callers that leave in the middle."""
+
+    def ask(number):
+        draw = random.Random(number)
+        options = GenerateOptions(
+            max_tokens=draw.randint(5, 60),
+            temperature=0.8 * (number % 2),
+            ignore_eos=True,
+            frequency_penalty=0.5 if number % 5 == 0 else None,
+        )
+        prompt = TokenIds((*range(100, 100 + 16 * draw.randint(1, 6)), *(draw.randrange(900) for _ in range(9))))
+        stream = client.stream(prompt, options)
+        for count, _ in enumerate(stream):
+            if number % 4 == 0 and count == 3:
+                stream.close()
+                return
+
+    with GenerationClient(target) as client, ThreadPoolExecutor(12) as pool:
+        list(pool.map(ask, range(70)))
+
+
+@pytest.fixture(scope="module")
+def rotated(model_cache, tmp_path_factory):
+    """Files of about 9,000 bytes each, newest first; the server was killed."""
+    path = tmp_path_factory.mktemp("rotated") / "run"
+    simulated = SimulatedOptions(simulated_step_ms=1.0)
+    flags = ("--record-bytes", "9000", "--record-files", "500", "--budget-tokens", "64")
+    with (
+        contextlib.suppress(Killed),
+        served(
+            device="simulated",
+            model_cache=model_cache,
+            simulated=simulated,
+            record=path,
+            limits=WorkerOptions(num_pages=70),
+            scheduler_flags=flags,
+        ) as server,
+    ):
+        ask_roughly(server.target)
+        hits = total(scrape(server.options.ports.metrics_port), "forwardplane_scheduler_prefix_cache_hit_tokens_total")
+        time.sleep(UNTIL_FLUSHED_S)
+        for process in server.processes():
+            process.kill()
+        raise Killed
+    assert hits > 100
+    return sorted(path.parent.iterdir(), key=lambda found: (len(found.name), found.name))
 
 
 def replay(path, model_cache, *arguments):
@@ -86,16 +148,52 @@ def test_a_flipped_token_is_reported_at_its_plan_and_row(recording, model_cache,
 def test_what_cannot_be_replayed_is_said_in_one_line(recording, model_cache, tmp_path):
     graph = replay(recording, model_cache, "--runner", "graph")
     assert graph.returncode == REFUSED
-    assert graph.stderr.strip() == "forwardplane: runner graph: this release captures no graphs"
-    cut = tmp_path / "cut"
-    cut.write_bytes(recording.read_bytes()[: recording.stat().st_size // 2])
-    done = replay(cut, model_cache)
-    assert done.returncode == FAILURE
-    assert "cut ends after" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert graph.stderr.strip() == "forwardplane: runner graph: the recorded device captures no graphs"
     other = tmp_path / "other"
     other.write_text("no recording")
     assert replay(other, model_cache).returncode == REFUSED
+
+
+def test_every_rotated_file_of_a_killed_server_replays_alone(rotated, model_cache):
+    assert len(rotated) > 5
+    card = fetch_model(SIMULATED_MODEL, cache=model_cache).card
+    executor = build_simulated_executor(card, SimulatedSettings(num_pages=70, step_ms=1e-6, max_rows=256))
+    plans = 0
+    for path in rotated:
+        worker = next(entry.worker for entry in read_entries(path) if entry.worker)
+        replayer = replayed(path, executor, worker=worker)
+        assert replayer.first is None, path.name
+        assert (replayer.cut is not None) == (path == rotated[0])
+        plans += replayer.counts.plans
+    assert plans > 100
+    done = replay(rotated[len(rotated) // 2], model_cache)
+    assert done.returncode == OK, done.stdout + done.stderr
+    assert "plans that differ    0" in done.stdout
+    assert "compared up to there" in replay(rotated[0], model_cache).stdout
+
+
+def test_a_recording_that_was_cut_off_is_compared_up_to_there(recording, model_cache, tmp_path):
+    cut = tmp_path / "cut"
+    size = recording.stat().st_size * 2 // 3
+    cut.write_bytes(recording.read_bytes()[:size])
+    done = replay(cut, model_cache)
+    assert done.returncode == OK, done.stdout + done.stderr
+    found = re.search(r"cut off +at byte (\d+), after \d+ entries: compared up to there", done.stdout)
+    assert 0 < int(found[1]) <= size
+    assert int(re.search(r"plans, rows, tokens +(\d+)", done.stdout)[1]) > 20
+
+
+def test_a_changed_bit_in_the_file_is_named_with_its_place(recording, model_cache, tmp_path):
+    flipped = tmp_path / "flipped"
+    content = bytearray(recording.read_bytes())
+    place = len(content) // 2
+    content[place] ^= 4
+    flipped.write_bytes(content)
+    done = replay(flipped, model_cache)
+    assert done.returncode == FAILURE
+    assert len(done.stderr.strip().splitlines()) == 1
+    begin = int(re.search(r"flipped is damaged in what begins at byte (\d+)", done.stderr)[1])
+    assert begin <= place
 
 
 def test_a_recording_names_its_workers(recording, model_cache, tmp_path):

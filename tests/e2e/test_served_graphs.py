@@ -4,13 +4,21 @@ Asserted from scraped metrics of real traffic.
 """
 
 import asyncio
+import io
 import time
+from typing import NamedTuple
 
 import pytest
+from prometheus_client.samples import Sample
+from rich.console import Console
 
-from protos.client.generation_client import AsyncGenerationClient
+from protos.client.bucket_sources import Observed, add_metrics
+from protos.client.buckets_command import AdviceOptions, buckets_advise
+from protos.client.generation_client import AsyncGenerationClient, GenerationClient
+from protos.client.load_messages import Load
 from protos.client.messages import GenerateOptions, TokenIds
 from protos.client.serve_command import ServeExecution
+from protos.wire.enums import GraphPhase
 from tests.e2e.test_served_metrics import WORKER, scrape, total
 from tests.support.served import Served, served
 
@@ -36,6 +44,14 @@ def captured(server: Served) -> float:
     return sum(sample.value for sample in samples.get(f"{WORKER}captured_graphs", []))
 
 
+class Run(NamedTuple):
+    early: list[list[int]]
+    late: list[list[list[int]]]
+    load: Load
+    worker: dict[str, list[Sample]]
+    url: str
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Answers while graphs are captured, answers of every burst afterwards, and what the worker's metrics say then."""
@@ -53,18 +69,21 @@ def run(tmp_path_factory):
             time.sleep(0.2)
         time.sleep(1.0)  # the next report tells the scheduler
         late = [asyncio.run(burst(server, count)) for count in BURSTS]
-        yield early, late, scrape(server.options.ports.worker_metrics_port)
+        with GenerationClient(server.target) as client:
+            load = client.load()
+        url = f"http://127.0.0.1:{server.options.ports.worker_metrics_port}/metrics"
+        yield Run(early, late, load, scrape(server.options.ports.worker_metrics_port), url)
 
 
 def test_a_prompt_gets_the_same_tokens_while_graphs_are_captured_and_on_them_at_any_batch_size(run):
-    early, late, _ = run
+    early, late, *_ = run
     for answers in late:
         assert answers == early[: len(answers)]
     assert all(len(tokens) == TOKENS for tokens in early)
 
 
 def test_replays_and_misses_add_up_to_the_forwards(run):
-    *_, worker = run
+    worker = run.worker
     replays = total(worker, f"{WORKER}graph_replays_total")
     misses = total(worker, f"{WORKER}graph_misses_total")
     assert replays > 0 < misses
@@ -74,7 +93,7 @@ def test_replays_and_misses_add_up_to_the_forwards(run):
 
 
 def test_padding_is_the_bucket_less_what_was_real(run):
-    *_, worker = run
+    worker = run.worker
     found = {
         (sample.labels["phase"], sample.labels["bucket"]): sample.value
         for sample in worker[f"{WORKER}graph_replays_total"]
@@ -88,8 +107,33 @@ def test_padding_is_the_bucket_less_what_was_real(run):
 
 
 def test_memory_and_time_of_the_graphs_are_exported_by_phase(run):
-    *_, worker = run
+    worker = run.worker
     for phase in ("decode", "prefill"):
         assert total(worker, f"{WORKER}graph_memory_bytes", phase=phase) > 0
         assert total(worker, f"{WORKER}capture_seconds_total", phase=phase) > 0
     assert total(worker, f"{WORKER}memory_bytes", kind="graphs") == total(worker, f"{WORKER}graph_memory_bytes")
+
+
+def test_the_scheduler_tells_the_same_counts_to_its_callers(run):
+    (worker,) = run.load.workers
+    assert {use.phase for use in worker.graphs} == set(GraphPhase)
+    for use in worker.graphs:
+        phase = use.phase.name.lower()
+        assert use.replays == total(run.worker, f"{WORKER}graph_replays_total", phase=phase)
+        assert use.real_tokens == total(run.worker, f"{WORKER}graph_real_tokens_total", phase=phase)
+        assert use.padded_tokens == total(run.worker, f"{WORKER}graph_padded_tokens_total", phase=phase)
+        for reason, count in use.misses:
+            labels = {"phase": phase, "reason": reason.name.lower()}
+            assert count == total(run.worker, f"{WORKER}graph_misses_total", **labels)
+    assert worker.graph_replays + worker.graph_misses == total(run.worker, f"{WORKER}forwards_total")
+
+
+def test_advice_reads_the_served_metrics(run):
+    sizes = run.worker[f"{WORKER}forward_tokens_count"]
+    assert sum(sample.value for sample in sizes) == total(run.worker, f"{WORKER}forwards_total")
+    observed = Observed()
+    add_metrics(observed, run.url)
+    assert observed.sizes() == {GraphPhase.DECODE: DECODE, GraphPhase.PREFILL: PREFILL}
+    console = Console(width=200, file=io.StringIO())
+    assert buckets_advise(AdviceOptions(from_metrics=(run.url,), max_graphs=4), console) == 0
+    assert "--decode-buckets " in console.file.getvalue()

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from protos.client.generation_client import AsyncGenerationClient
+from protos.client.generation_client import AsyncGenerationClient, GenerationClient
 from protos.client.messages import Chat, GenerateOptions, TokenIds
+from protos.wire.enums import GraphRefusal
 from protos.wire.errors import InvalidRequest
 from scheduler_svc.core.wait_reasons import WaitReason
 from tests.support.served import Served, scrape, served, total
@@ -69,7 +70,7 @@ def test_the_core_shows_load_pages_plans_and_tokens(scraped):
     assert total(core, f"{SCHEDULER}requests_finished_total", reason="length") == REQUESTS
 
 
-def test_the_worker_counts_every_forward_once_with_its_reason(scraped):
+def test_the_worker_counts_every_forward_once_with_its_reason(server, scraped):
     worker = scraped["worker"]
     forwards = total(worker, f"{WORKER}forwards_total")
     assert forwards == total(worker, f"{WORKER}forward_seconds_count")
@@ -78,6 +79,10 @@ def test_the_worker_counts_every_forward_once_with_its_reason(scraped):
     assert total(worker, f"{WORKER}forwards_total", mode="decode") > 0
     assert total(worker, f"{WORKER}batch_rows_sum") >= REQUESTS * (TOKENS - 1)
     assert forwards == total(scraped["core"], f"{SCHEDULER}plan_bytes_count")
+    with GenerationClient(server.target) as client:
+        (worker_load,) = client.load().workers
+    assert {reason for use in worker_load.graphs for reason, _ in use.misses} == {GraphRefusal.DISABLED}
+    assert (worker_load.graph_replays, worker_load.padded_tokens) == (0, 0)
 
 
 async def test_masks_predictions_and_reasons_to_wait_are_shown(server, scraped):

@@ -30,6 +30,7 @@ from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import INCARNATION, decode, extend, make_info, make_limits, make_plan, with_element, with_value
 from tests.support.worker_client import WorkerClient
 from worker_svc.config import ObservabilityConfig, ServerConfig
+from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
 
 
@@ -37,11 +38,9 @@ from worker_svc.rpc.service import WorkerService
 async def serving(*, window=1, build=None, **options):
     """A running service, its executor and a client; the exit code is checked at the end."""
     executor = FakeExecutor(make_info(limits=make_limits(window=window)), **options)
-    service = WorkerService(
-        build or (lambda: executor),
-        server=ServerConfig(port=0, health_port=0),
-        observability=ObservabilityConfig(metrics_port=0),
-    )
+    server = ServerConfig(port=0, health_port=0)
+    listeners = Listeners(server, ObservabilityConfig(metrics_port=0))
+    service = WorkerService(build or (lambda: executor), listeners, server)
     running = asyncio.create_task(service.run())
     while not service.listeners.port:
         await asyncio.sleep(0.005)

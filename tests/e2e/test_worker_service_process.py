@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.service.lifecycle import ExitCode
 from protos.wire.errors import DeviceFault, Draining
 from tests.support.plans import extend, make_info, make_plan
+from tests.support.tiny_llama import Shape, gguf_content, parameters, tiny_folder
 from tests.support.worker_client import WorkerClient
 from worker_svc.rpc.worker_status import SERVICE_NAME
 
@@ -156,6 +157,8 @@ async def test_a_port_in_use_is_one_clear_line():
         (("--page-size", "0", "--max-rows", "many"), 78, "page_size = 0"),
         (("--numerics", "reproducible", "--dtype", "bfloat16"), 78, "numerics reproducible needs dtype float32"),
         (("--numm-pages", "8"), 78, "did you mean --num-pages?"),
+        (("--numerics", "reproducible", "--prefill-attention", "torch"), 78, "depend on the batch, numerics are rep"),
+        (("--device", "cuda"), 78, "device = cuda: no CUDA device"),
     ],
 )
 async def test_what_an_operator_must_change_is_one_clear_line(arguments, code, says, tmp_path):
@@ -164,6 +167,16 @@ async def test_what_an_operator_must_change_is_one_clear_line(arguments, code, s
         text = "\n".join(worker.lines)
         assert says in text
         assert "Traceback" not in text
+
+
+async def test_a_model_that_no_worker_computes_is_refused_before_a_port_is_opened(tmp_path):
+    folder = tiny_folder(tmp_path)
+    folder.weights.resolve().write_bytes(gguf_content(Shape(architecture="phi3"), parameters(Shape())))
+    async with started("--model", str(folder.path), module="worker_svc") as worker:
+        assert await worker.ended() == ExitCode.BAD_INPUT
+        text = "\n".join(worker.lines)
+        assert "tiny.gguf: general.architecture is 'phi3', supported: llama, qwen2, qwen3, gemma3" in text
+        assert "listening" not in text
 
 
 async def test_a_worker_without_plans_rests():

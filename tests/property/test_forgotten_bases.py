@@ -35,7 +35,7 @@ class Channel:
     def __init__(self, info, first: ForwardPlan, *, loses=lambda seq: False) -> None:
         self.info = replace(info, features=info.features | {Feature.DELTAS}, incarnation=first.identity.incarnation)
         self.unanswered = UnansweredPlans(self.info, min_delta_bytes=0)
-        self.intake = PlanIntake(self.info, lambda: 0, lambda plan: lambda: ForwardResult(identity=plan.identity))
+        self.intake = PlanIntake(self.info, lambda: 0, lambda plan, _: lambda: ForwardResult(identity=plan.identity))
         self.protocol = WorkerProtocol(self.info)
         self.loses = loses
         self.stream: deque = deque()

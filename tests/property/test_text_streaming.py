@@ -95,3 +95,44 @@ def test_stop_strings_cut_where_a_search_of_the_whole_would(
     assert given_ids == ids[: found.position + 1]
     # The token of the match is the first that makes it certain.
     assert stop in tokenizer.decode(ids[: found.position + 1], keep_special=False)[:end]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@settings(max_examples=150, deadline=None)
+@given(
+    ids=IDS,
+    sizes=st.lists(st.integers(1, 4), max_size=20),
+    stops=st.lists(st.text("a bé\u20ac!\ufffd", min_size=1, max_size=4), max_size=3),
+    moves=st.sets(st.integers(0, 20)),
+)
+def test_a_stream_that_goes_on_elsewhere_from_what_was_taken_is_the_same(
+    kind: str, ids: list[int], sizes: list[int], stops: list[str], moves: set[int]
+) -> None:
+    tokenizer = tokenizer_of(kind)
+
+    def begin() -> StreamText:
+        return StreamText(tokenizer.decoder(keep_special=False), stop_strings=stops)
+
+    undisturbed = begin()
+    undisturbed.push(ids)
+    undisturbed.finish()
+    whole = undisturbed.take()
+
+    text, taken_ids, taken_text = begin(), list[int](), ""
+    for turn, size in enumerate([*sizes, len(ids)]):
+        if turn in moves:
+            text = begin()
+            assert text.resume(taken_ids, num_bytes=len(taken_text.encode()))
+        text.push(ids[text.next_pos : text.next_pos + size])
+        part = text.take()
+        assert (part.first_pos, part.text_offset) == (len(taken_ids), len(taken_text.encode()))
+        taken_ids += part.ids
+        taken_text += part.text
+        if text.stop is not None:
+            break
+    while text.stop is None and text.next_pos < len(ids):
+        text.push(ids[text.next_pos :])
+    text.finish()
+    part = text.take()
+    assert (taken_ids + part.ids, taken_text + part.text) == (whole.ids, whole.text)
+    assert text.stop == undisturbed.stop

@@ -56,8 +56,6 @@ class Caller:
         self.spec = spec
         self.expected = expected
         self.tokens: list[int] = []
-        self.before = 0
-        """Tokens it had when it last asked."""
         self.end: RequestFinished | RequestRefused | DeadlinePassed | None = None
         self.is_cancelled = False
         self.bad_rows = 0
@@ -90,7 +88,7 @@ class Checker:
     def delivered(self, event: TokensReleased) -> None:
         caller = self.callers[event.stream.stream_id]
         require(caller.end is None, "I1 a token after the end", stream=event.stream)
-        position = caller.before + event.first_pos
+        position = event.first_pos
         require(position == len(caller.tokens), "I1 positions", stream=event.stream, position=position)
         caller.tokens.extend(event.token_ids)
         whole = caller.expected

@@ -4,13 +4,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from protos.wire.enums import Feature, FinishReason, WorkerState
 from protos.wire.errors import Loading
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
+    Grammar,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
@@ -34,6 +33,8 @@ LIVENESS_S = 30.0
 CALM_S = 4.0
 """From the last end to the look at what is still held."""
 REPORT_S = 0.25
+ANSWER_S = 0.003
+"""From a core to its callers."""
 CAPACITY_TOKENS = 36
 
 
@@ -153,12 +154,12 @@ class Life:
         ids = [(book * position) % 97 for position in range(prompt)]
         if self.random.random() < 0.5:
             ids[-1] = self.random.randrange(97)
-        sampling = Sampling(temperature=0.5, seed=self.random.getrandbits(64)) if self.random.random() < 0.5 else None
         spec = make_spec(
             self._next_stream,
             prompt=ids,
             max_tokens=min(total - prompt, 20),
-            sampling=sampling,
+            sampling=self._draw_sampling(),
+            grammar=Grammar("regex", "a" * self.random.randint(1, 3)) if self.random.random() < 0.15 else None,
             stop_token_ids=frozenset(self.random.sample(range(97), self.random.choice([0, 4]))),
             isolation_domain=self.random.choice([b"", b"", b"other"]),
             deadline_s=self.time.now + self.random.uniform(0.5, 6.0) if self.random.random() < 0.1 else NEVER,
@@ -171,18 +172,23 @@ class Life:
         if self.random.random() < 0.1:
             self.time.after(self.random.uniform(0.0, 1.0), lambda: self._cancel(caller))
 
+    def _draw_sampling(self) -> Sampling:
+        if self.random.random() < 0.5:
+            return Sampling()
+        penalties = {"repetition_penalty": 1.5, "frequency_penalty": 0.5} if self.random.random() < 0.3 else {}
+        return Sampling(
+            temperature=0.5, seed=self.random.getrandbits(64), sample_index=self.random.choice([0, 0, 3]), **penalties
+        )
+
     def _submit(self, caller: Caller) -> None:
         """Ask the scheduler of the day, with what is there already."""
         spec = caller.spec
         if self.time.now > spec.deadline_s:
             self.checker.gave_up(caller)
             return
-        if caller.tokens:
-            prompt = np.concatenate([spec.prompt_ids, np.array(caller.tokens, np.int32)])
-            spec = replace(spec, prompt_ids=prompt, max_tokens=spec.max_tokens - len(caller.tokens))
-        caller.before = len(caller.tokens)
-        scheduler = self.scheduler
-        scheduler.after(0.0, lambda: scheduler.post(RequestSubmitted(spec)))
+        scheduler, submitted = self.scheduler, RequestSubmitted(spec, tuple(caller.tokens))
+        self.checker.counts["resumed"] += bool(caller.tokens)
+        scheduler.after(0.0, lambda: scheduler.post(submitted))
 
     def _ask_again(self, caller: Caller, refused_by: SimScheduler) -> None:
         """A scheduler without workers says so; a newer one was asked when it came."""
@@ -200,8 +206,14 @@ class Life:
             scheduler.after(0.0, lambda: scheduler.post(RequestCancelled(caller.spec.stream, FinishReason.ABORT)))
 
     def answered(self, scheduler: SimScheduler, answer: StreamAnswer) -> None:
+        """An answer is on its way, in order; it is lost with its scheduler."""
+        if scheduler is self.scheduler:
+            self.time.after(ANSWER_S, lambda: self._heard(scheduler, answer))
+
+    def _heard(self, scheduler: SimScheduler, answer: StreamAnswer) -> None:
         if scheduler is not self.scheduler:
-            return  # nobody listens to it any more
+            self.checker.counts["answers lost"] += 1
+            return
         if isinstance(answer, TokensReleased):
             self.checker.delivered(answer)
         elif isinstance(answer, RequestRefused) and isinstance(answer.error, Loading):

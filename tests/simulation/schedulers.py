@@ -21,6 +21,7 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
     Event,
     Instruction,
+    NeedMask,
     ResultReceived,
     SendPlan,
     StreamAnswer,
@@ -38,6 +39,7 @@ from scheduler_svc.links.liveness import Liveness, LivenessLimits
 from tests.simulation.checker import Checker, require
 from tests.simulation.virtual import Connection, Network, Process, VirtualTime
 from tests.simulation.workers import SimWorker, StreamEnds
+from tests.support.core_harness import mask_answer
 from worker_svc.protocol.messages import (
     AttachCall,
     DrainAnswer,
@@ -52,6 +54,8 @@ from worker_svc.protocol.messages import (
 
 LIMITS = LivenessLimits(report_late_s=1.0, report_lost_s=2.75, plan_timeout_s=10.0)
 REOPEN_S = 2.0
+MASK_S = 0.004
+"""What a grammar's answer takes."""
 _LEGAL_ENDS = (ConnectionLost, DataFault, Draining, NoServer, StaleEpoch, UnavailableError, WrongIncarnation)
 """Why a term may end. Anything else is a bug of the protocol or of the link."""
 
@@ -127,6 +131,8 @@ class SimScheduler(Process):
     def _carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, SendPlan):
             self._send(instruction.worker, instruction.plan)
+        elif isinstance(instruction, NeedMask):
+            self.after(MASK_S, lambda: self.post(mask_answer(instruction)))
         elif isinstance(instruction, StreamAnswer):
             self.world.answered(self, instruction)
 

@@ -76,7 +76,7 @@ class SimWorker(Process):
         self._checker = checker
         self._executor = FakeWorker(info, fail_row=self._row_failure)
         self._protocol = WorkerProtocol(info)
-        self._intake = PlanIntake(info, lambda: 0, lambda plan: lambda: self._executor.execute(plan))
+        self._intake = PlanIntake(info, lambda: 0, lambda plan, _: lambda: self._executor.execute(plan))
         self._attaches: dict[int, Answer] = {}
         self._streams: dict[int, StreamEnds] = {}
         self._next_key = 1

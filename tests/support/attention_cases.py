@@ -48,9 +48,10 @@ def make_pool(
     dtype: torch.dtype = torch.float32,
     page_size: int = 16,
     window_tokens: int = 0,
+    keeps_all: bool = False,
     device: str = "cpu",
 ) -> TokenToKVPool:
-    """A pool whose every slot, the sink's too, holds `fill`."""
+    """A pool whose every slot, the sink's too, holds `fill`. `keeps_all`: its pages are not given up."""
     shape = heads or Heads()
     geometry = KVGeometry(
         num_pages=NUM_PAGES * 16 // page_size,
@@ -60,7 +61,8 @@ def make_pool(
         head_dim=shape.dim,
         dtype=dtype,
         order=order,
-        window_tokens=window_tokens,
+        window_tokens=0 if keeps_all else window_tokens,
+        seen_tokens=window_tokens if keeps_all else 0,
     )
     pool = TokenToKVPool(geometry, device=torch.device(device))
     for layer in range(NUM_LAYERS):

@@ -43,8 +43,9 @@ def dense_logits(shape: Shape, weights: Mapping[str, np.ndarray], ids: Sequence[
         scores[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = np.einsum("hqk,khd->qhd", scores / scores.sum(-1, keepdims=True), v)
-        hidden = hidden + mixed.reshape(count, -1) @ w[p + "attn_output.weight"].T
+        hidden = hidden + mixed.reshape(count, -1) @ w[p + "attn_output.weight"].T + w.get(p + "attn_output.bias", 0.0)
         x = _norm(hidden, w[p + "ffn_norm.weight"])
-        gate, up = x @ w[p + "ffn_gate.weight"].T, x @ w[p + "ffn_up.weight"].T
-        hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ w[p + "ffn_down.weight"].T
+        gate, up = (x @ w[f"{p}ffn_{n}.weight"].T + w.get(f"{p}ffn_{n}.bias", 0.0) for n in ("gate", "up"))
+        mixed = (gate / (1 + np.exp(-gate)) * up) @ w[p + "ffn_down.weight"].T
+        hidden = hidden + mixed + w.get(p + "ffn_down.bias", 0.0)
     return _norm(hidden, w["output_norm.weight"]) @ w.get("output.weight", w["token_embd.weight"]).T

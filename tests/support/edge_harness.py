@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +16,25 @@ from protos.service.model_files import GenerationDefaults, ModelCard
 from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.admission import Admission
+from scheduler_svc.edge.call_traces import CallTraces
+from scheduler_svc.edge.caller_door import CallerDoor, KnownCallers
 from scheduler_svc.edge.core_link import CoreLink
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
+from scheduler_svc.edge.resume_tickets import TicketDesk
+from scheduler_svc.edge.resuming import ResumeDesk
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.grammar_checker import GrammarChecker
+from scheduler_svc.text.tokenizer import TextTokenizer
 from tests.support.fake_core import FakeCore
 from tests.support.real_core import RealCore
 from tests.support.tiny_tokenizer import EOS, text_tokenizer
 
+EVERYBODY = KnownCallers()
 CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 
@@ -73,6 +80,11 @@ async def running_edge(
     max_hidden_mode: HiddenMode = HiddenMode.NULL,
     reader_limits: ReaderLimits = DEFAULT_LIMITS,
     real_core: RealCore | None = None,
+    tickets: TicketDesk | None = None,
+    known: KnownCallers = EVERYBODY,
+    credentials: grpc.ServerCredentials | None = None,
+    http_tls: ssl.SSLContext | None = None,
+    first_token_id: int | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -80,25 +92,21 @@ async def running_edge(
     await core.start()
     tokenizer = text_tokenizer(folder)
     (eos_id,) = tokenizer.encode(EOS)
-    card = tiny_card(eos_id, context_tokens=core.model.context_tokens)
+    begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
-    encoder = PromptEncoder(tokenizer, template=chat, grammars=grammars)
+    encoder = PromptEncoder(tokenizer, template=chat, first_token_id=first_token_id, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
-    link = CoreLink(
-        bridge, card, has_chat_template=template is not None, max_streams=max_streams, reader_limits=reader_limits
-    )
+    card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
+    chats = template is not None
+    link = CoreLink(bridge, card, has_chat_template=chats, max_streams=max_streams, reader_limits=reader_limits)
     registry = CollectorRegistry()
-    parts = EdgeParts(
-        link=link,
-        admission=Admission(link, tokenizer, encoder, max_hidden_mode=max_hidden_mode),
-        tokenizer=tokenizer,
-        encoder=encoder,
-        metrics=create_edge_metrics(registry),
-        version="1",
-    )
-    server = EdgeServer(parts, EdgeAddress(host="127.0.0.1", port=0, health_port=0), max_streams=max_streams)
-    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0), HttpLimits(**(http_limits or {})))
+    resuming = ResumeDesk(tickets)
+    admission = Admission(link, tokenizer, encoder, resuming=resuming, max_hidden_mode=max_hidden_mode)
+    parts = _parts(link, admission, tokenizer, encoder, registry, known=known)
+    address = EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials)
+    server = EdgeServer(parts, address, max_streams=max_streams)
+    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0, tls=http_tls), HttpLimits(**(http_limits or {})))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.stop)
         stack.push_async_callback(bridge.close)
@@ -118,3 +126,25 @@ async def running_edge(
         while link.facts.is_serving != core.model.serving:
             await asyncio.sleep(0.001)
         yield Edge(core, link, server, http, registry, channel, GenerationServiceStub(channel), eos_id)
+
+
+def _parts(
+    link: CoreLink,
+    admission: Admission,
+    tokenizer: TextTokenizer,
+    encoder: PromptEncoder,
+    registry: CollectorRegistry,
+    *,
+    known: KnownCallers,
+) -> EdgeParts:
+    metrics = create_edge_metrics(registry)
+    return EdgeParts(
+        link=link,
+        admission=admission,
+        tokenizer=tokenizer,
+        encoder=encoder,
+        metrics=metrics,
+        door=CallerDoor(metrics, link.quotas, known),
+        traces=CallTraces(None, model=link.facts.card.name),
+        version="1",
+    )

@@ -13,6 +13,7 @@ from protos.wire.errors import DeviceFault
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import make_info, make_limits
 from worker_svc.config import LogFormat, WorkerConfig
+from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
 
 
@@ -23,7 +24,8 @@ async def run(config, options):
         info = make_info(limits=make_limits(window=1))
         return FakeExecutor(info, fault_at_seq=int(options.get("fault", 0)), fault=fault)
 
-    return await WorkerService(build, server=config.server, observability=config.observability).run()
+    service = WorkerService(build, Listeners(config.server, config.observability, config.tls), config.server)
+    return await service.run()
 
 
 def main(arguments):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import grpc
 from typing_extensions import override
@@ -14,8 +15,11 @@ from protos.forwardplane.v1.worker_pb2 import (
     WorkerReport,
 )
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from protos.service.access import AccessInterceptor, PeerRoles, admit_everybody
+from protos.service.credentials import server_credentials
 from protos.service.server import PortProfile, ServerOptions, bind_port, build_server
 from protos.service.status import StatusInterceptor
+from protos.service.tls_files import TlsFolder
 from protos.wire.codec import buckets_to_proto, checksum, decode_plan, encode_result, open_message, worker_info_to_proto
 from protos.wire.enums import WorkerState
 from protos.wire.errors import EngineError, StaleEpoch
@@ -30,8 +34,9 @@ NOTHING = ExecuteReply()
 class FakeWorkerServer(WorkerServiceServicer):
     """Serves one worker. Its attributes are what a test may change or look at."""
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, *, tls: Path | None = None) -> None:
         self.info = info
+        self._tls = None if tls is None else TlsFolder(tls, needs_authority=True)
         self.worker = FakeWorker(info)
         self.highest = (0, 0)
         self.attaches: list[tuple[int, int]] = []
@@ -54,9 +59,14 @@ class FakeWorkerServer(WorkerServiceServicer):
 
     async def start(self, port: int = 0) -> str:
         """Listen; the address."""
-        self._server = build_server(options=ServerOptions(profile=PortProfile.PLAN), interceptors=[StatusInterceptor()])
+        admit = admit_everybody if self._tls is None else PeerRoles("forwardplane")
+        self._server = build_server(
+            options=ServerOptions(profile=PortProfile.PLAN),
+            interceptors=[StatusInterceptor(), AccessInterceptor(admit)],
+        )
         add_WorkerServiceServicer_to_server(self, self._server)
-        bound = bind_port(self._server, "127.0.0.1", port)
+        credentials = None if self._tls is None else server_credentials(self._tls, needs_client=True)
+        bound = bind_port(self._server, "127.0.0.1", port, credentials=credentials)
         await self._server.start()
         return f"127.0.0.1:{bound}"
 

@@ -1,5 +1,6 @@
 """A `PlanDriver` whose plans choose buckets as the scheduler does, from what the worker says is live."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,8 +34,11 @@ def graph_driver(worker: TpModelWorker, **options: int) -> PlanDriver:
 
 
 def capture_all(worker: TpModelWorker, give_way: Callable[[float], None] = lambda _: None) -> None:
-    while worker.captures.next_ms(is_idle=True) is not None:
-        worker.captures.capture_next(give_way, is_idle=True)
+    while not worker.captures.progress.is_done:
+        if worker.captures.next_ms(is_idle=True) is None:
+            time.sleep(0.01)  # something is prepared beside
+        else:
+            worker.captures.capture_next(give_way, is_idle=True)
 
 
 def replayed(driver: PlanDriver) -> list[GraphChoice]:

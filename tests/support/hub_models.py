@@ -50,12 +50,52 @@ CASES: dict[str, dict[str, Any]] = {
     "llama, grouped queries": {"model_type": "llama"},
     "llama, one kv head, tied": {"model_type": "llama", "num_key_value_heads": 1, "tie_word_embeddings": True},
     "llama, every head its own kv": {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4},
+    "llama, biases, tied": {
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "llama, turns stretched by bands": {
+        "model_type": "llama",
+        "head_dim": 32,
+        "num_attention_heads": 4,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 48,
+        },
+    },
+    "llama, turns stretched": {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral, sliding window": {"model_type": "mistral", "sliding_window": 21},
     "qwen2, biases, tied": {
         "model_type": "qwen2",
         "num_attention_heads": 4,
         "tie_word_embeddings": True,
         "use_sliding_window": False,
+    },
+    "qwen2, windows in every layer": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 33,
+        "max_window_layers": 0,
+    },
+    "qwen2, windows in later layers": {
+        "model_type": "qwen2",
+        "num_key_value_heads": 1,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+    "qwen3, biases, windows by layer": {
+        "model_type": "qwen3",
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "qwen3, norms of heads": {"model_type": "qwen3", "head_dim": 32, "num_attention_heads": 4},
     "qwen3, one kv head, tied": {"model_type": "qwen3", "num_key_value_heads": 1, "tie_word_embeddings": True},
@@ -92,8 +132,10 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         layer |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
     if is_gemma or config["model_type"] == "qwen3":
         layer |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
-    if config["model_type"] == "qwen2":
-        layer |= {f"self_attn.{part}_proj.bias": layer[f"self_attn.{part}_proj.weight"][:1] for part in "qkv"}
+    parts = [f"self_attn.{part}_proj" for part in "qkv"] if config["model_type"] == "qwen2" else []
+    parts += [f"self_attn.{part}_proj" for part in "qkvo"] if config.get("attention_bias") else []
+    parts += [f"mlp.{part}_proj" for part in ("gate", "up", "down")] if config.get("mlp_bias") else []
+    layer |= {f"{part}.bias": layer[f"{part}.weight"][:1] for part in parts}
     shapes = {
         f"model.layers.{index}.{name}": shape
         for index in range(config["num_hidden_layers"])

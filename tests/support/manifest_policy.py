@@ -363,3 +363,21 @@ def certificates_are_renewed_and_mounted(manifest):
             yield f"{name}: the certificate is not mounted"
         if not all(item.get("readOnly") for item in mounted):
             yield f"{name}: the certificate is writable"
+
+
+@rule
+def links_are_mutual_tls_where_there_are_certificates(manifest):
+    leaves = {item["spec"]["secretName"]: item["spec"] for item in manifest.all("Certificate")}
+    for name, role in ((SCHEDULER, "scheduler"), (WORKER, "worker")):
+        spec = leaves.get(f"{name}-certificate")
+        if spec is None:
+            continue
+        if spec.get("uris") != [f"spiffe://forwardplane/{role}"]:
+            yield f"{name}: its certificate does not name its role"
+        folder = manifest.settings(name).get("FORWARDPLANE_TLS_DIR")
+        if folder not in [item["mountPath"] for item in manifest.container(name)["volumeMounts"]]:
+            yield f"{name}: it does not read its certificate"
+        if role == "worker" and "worker.forwardplane" not in spec["dnsNames"]:
+            yield f"{name}: the scheduler asks for another name"
+        if role == "worker" and manifest.settings(name).get("FORWARDPLANE_INSECURE") != "false":
+            yield f"{name}: plain text is accepted"

@@ -74,7 +74,7 @@ class MemoryWalk:
         match = PrefixMatch(self.memory.cache, name) if not trusts else self.memory.match(name, tokens, None)
         if trusts:
             self._check_match(name, tokens, match)
-        needs = zip(self.memory.demand(length), self.memory.shared(match), self.memory.available(), strict=True)
+        needs = zip(self.memory.demand.most(length), self.memory.shared(match), self.memory.available(), strict=True)
         if any(need - shared > available for need, shared, available in needs):
             return
         before = self._page_counts()

@@ -30,8 +30,9 @@ class RealCore:
     state = WorkerState.SERVING
     num_in_flight = 0
 
-    def __init__(self, path: Path, info: WorkerInfo) -> None:
+    def __init__(self, path: Path, info: WorkerInfo, *, step_s: float = 0.0) -> None:
         self.path = path
+        self._step_s = step_s
         self.info = info
         self.counts = LinkCounts()
         self.model = CoreModel(
@@ -64,7 +65,7 @@ class RealCore:
 
     def send(self, plan: ForwardPlan) -> None:
         result = self._executor.execute(plan)
-        asyncio.get_running_loop().call_soon(self._loop.worker_event, ResultReceived(WORKER, result))
+        asyncio.get_running_loop().call_later(self._step_s, self._loop.worker_event, ResultReceived(WORKER, result))
 
     def ask(self, wanted: NeedMask) -> None:
         asyncio.get_running_loop().call_soon(self._loop.masks_ready, [mask_answer(wanted)])

@@ -1,16 +1,20 @@
 """Runs that are recorded as a link records them, and recordings that are changed on purpose."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from protos.service.plan_recording import Entry, EntryKind, RecordingHeader, RecordingWriter, read_entries
 from protos.wire.codec import decode_result, encode_result
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
+from protos.wire.worker_info import Buckets
 from scheduler_svc.links.recorder import PlanRecorder, RecordingSettings
 from tests.support.plan_driver import PlanDriver, Request
 from worker_svc.executor import Executor
+from worker_svc.replay.graph_choice import with_graphs
 from worker_svc.replay.replayer import Replayer, ReplayRules
 
 WORKER = "worker:1"
@@ -19,6 +23,15 @@ WORKER = "worker:1"
 def settings(path: Path, **changes: int) -> RecordingSettings:
     values = {"max_file_bytes": 1 << 30, "max_files": 100, **changes}
     return RecordingSettings(path=path, model="m", weights_fingerprint="w", **values)
+
+
+class PatientRecorder(PlanRecorder):
+    """Waits where the loop must not: nothing is left out."""
+
+    def _put(self, worker, content) -> None:
+        while self._queue.full():
+            time.sleep(0.001)
+        super()._put(worker, content)
 
 
 class RecordedExecutor:
@@ -43,19 +56,39 @@ class RecordedExecutor:
         self._executor.close()
 
 
-def recorded_run(path: Path, executor: Executor, waves: Sequence[Sequence[Request]], **changes: int) -> list[Path]:
-    """The files, newest first; each wave of requests runs on what pages the one before gave back."""
-    recorder = PlanRecorder(settings(path, **changes))
+def recorded_run(
+    path: Path,
+    executor: Executor,
+    waves: Sequence[Sequence[Request]],
+    *,
+    change: Callable[[ForwardPlan], ForwardPlan] = lambda plan: plan,
+    **changes: int,
+) -> list[Path]:
+    """The files, newest first; each wave of requests runs on what pages the one before gave back.
+
+    `change`: what happens to a plan before it is sent.
+    """
+    recorder = PatientRecorder(settings(path, **changes))
     recorder.start()
     driver = PlanDriver(RecordedExecutor(executor, recorder), budget_tokens=48)
+    driver.change = change
     for wave in waves:
         driver.run(*wave)
     recorder.stop()
     return sorted(path.parent.glob(f"{path.name}*"), key=lambda found: (len(found.name), found.name))
 
 
-def replayed(path: Path, executor: Executor, *, tolerance: float = 0.0) -> Replayer:
-    replayer = Replayer(executor, ReplayRules(worker=WORKER, compares=True, logprob_tolerance=tolerance))
+def replayed(
+    path: Path,
+    executor: Executor,
+    *,
+    tolerance: float = 0.0,
+    worker: str = WORKER,
+    graphs: Sequence[Buckets] = (),
+) -> Replayer:
+    on_graphs = partial(with_graphs, buckets=graphs)
+    rules = ReplayRules(worker=worker, compares=True, logprob_tolerance=tolerance, on_graphs=on_graphs)
+    replayer = Replayer(executor, rules)
     for _ in replayer.run(read_entries(path)):
         pass
     return replayer

@@ -56,6 +56,7 @@ def make_result(**changes: Any) -> ForwardResult:
             forward_ns=5,
             sample_ns=6,
             device_to_host_ns=7,
+            bubble_ns=8,
         ),
         logprobs=ResultLogprobs(
             output=f32(-0.5, 0, 0),

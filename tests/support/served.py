@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import socket
+import tempfile
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
 from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
+from tests.support.audited import audited_children
 
 PORT_FIELDS = (
     "port",
@@ -66,7 +69,14 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(
+def served(**choices: object) -> Iterator[Served]:
+    """As `_served`, with every process watched for code that comes from data (S1)."""
+    with audited_children(), _served(**choices) as server:  # type: ignore[arg-type]
+        yield server
+
+
+@contextlib.contextmanager
+def _served(
     *, worker_flags: tuple[str, ...] = (), scheduler_flags: tuple[str, ...] = (), **choices: object
 ) -> Iterator[Served]:
     """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
@@ -79,7 +89,15 @@ def served(
         choices: fields of ServeOptions.
     """
     defaults = {"numerics": "reproducible", "execution": ServeExecution(graph="off")}
-    options = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
+    chosen = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        options = dataclasses.replace(chosen, files=chosen.files.with_key(Path(folder)))
+        yield from _running(options, worker_flags=worker_flags, scheduler_flags=scheduler_flags)
+
+
+def _running(
+    options: ServeOptions, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
+) -> Iterator[Served]:
     console = Console(quiet=True)
     group = ProcessGroup()
     try:

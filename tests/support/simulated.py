@@ -21,5 +21,6 @@ def vocabulary(eos_ratio: float = 0.0) -> SimulatedVocabulary:
     return SimulatedVocabulary(1000, (EOS_ID,), eos_ratio)
 
 
-def simulated_executor(**settings: Any) -> SimulatedExecutor:
-    return build_simulated_executor(card(), SimulatedSettings(**{"step_ms": STEP_MS, "num_pages": 400, **settings}))
+def simulated_executor(*, vocab_size: int = 1000, **settings: Any) -> SimulatedExecutor:
+    made_of = card(vocab_size=vocab_size)
+    return build_simulated_executor(made_of, SimulatedSettings(**{"step_ms": STEP_MS, "num_pages": 400, **settings}))

@@ -24,6 +24,8 @@ class Shape:
     is_tied: bool = True
     window: int = 0
     """Of Gemma 3's windowed layers."""
+    biased_parts: tuple[str, ...] = ()
+    """Products that add a bias, beside those of the architecture."""
     full_every: int | None = None
     """Said in the file, if not None."""
 
@@ -82,6 +84,7 @@ def parameters(shape: Shape, *, seed: int = 0) -> dict[str, np.ndarray]:
     }
     if shape.architecture == "qwen2":
         shapes |= {"attn_q.bias": (q_width,), "attn_k.bias": (kv_width,), "attn_v.bias": (kv_width,)}
+    shapes |= {f"{part}.bias": shapes[f"{part}.weight"][:1] for part in shape.biased_parts}
     if shape.architecture in ("qwen3", "gemma3"):
         shapes |= {"attn_q_norm.weight": (shape.head_dim,), "attn_k_norm.weight": (shape.head_dim,)}
     if shape.architecture == "gemma3":

@@ -1,4 +1,4 @@
-"""Which attention back-ends a worker uses, from its settings and what is there. Pure; builds nothing.
+"""Which attention back-ends a worker uses, from its settings and what is there. Pure; builds nothing, knows no torch.
 
 Guards: the pair that is chosen shares page sizes and an order of the pool, keeps the promise of the numerics, and runs
 on this device; what cannot work is refused by the name of its setting, and what `auto` passes over is said.
@@ -7,8 +7,6 @@ on this device; what cannot work is refused by the name of its setting, and what
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-
-import torch
 
 from protos.wire.errors import UnsupportedFeature
 from worker_svc.kv.kv_order import KVOrder
@@ -28,9 +26,9 @@ class BackendTraits:
     """A row has the same bits in any batch and any chunking."""
     page_sizes: frozenset[int] | None = None
     head_dims: frozenset[int] | None = None
-    dtypes: frozenset[torch.dtype] | None = None
+    dtypes: frozenset[str] | None = None
     """Of queries, keys and values."""
-    kv_dtype: torch.dtype | None = None
+    kv_dtype: str | None = None
     """That it wants pages to have where numerics allow it; `None`: that of keys and values."""
 
 
@@ -38,7 +36,7 @@ TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
     {
         "torch": BackendTraits(devices=frozenset({"cpu", "cuda"}), orders=_ALL_ORDERS, keeps_bits=False),
         "tiled": BackendTraits(
-            devices=frozenset({"cpu"}), orders=_ALL_ORDERS, keeps_bits=True, dtypes=frozenset({torch.float32})
+            devices=frozenset({"cpu"}), orders=_ALL_ORDERS, keeps_bits=True, dtypes=frozenset({"float32"})
         ),
         "native": BackendTraits(
             devices=frozenset({"cpu"}),
@@ -46,14 +44,14 @@ TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
             keeps_bits=True,
             page_sizes=frozenset({16}),
             head_dims=frozenset(range(32, 513, 32)),
-            kv_dtype=torch.float16,
+            kv_dtype="float16",
         ),
         "flashinfer": BackendTraits(
             devices=frozenset({"cuda"}),
             orders=(KVOrder.NHD, KVOrder.HND),
             keeps_bits=False,
             head_dims=frozenset({64, 128, 256}),
-            dtypes=frozenset({torch.float16, torch.bfloat16}),
+            dtypes=frozenset({"float16", "bfloat16"}),
         ),
     }
 )
@@ -70,9 +68,10 @@ class AttentionRequest:
     plain: bool = False
     """Nothing but torch is wanted where the choice is ours."""
     device: str
-    dtype: torch.dtype
+    dtype: str
     page_size: int
-    head_dim: int
+    head_dim: int | None = None
+    """None: not known yet."""
 
     def candidates(self) -> tuple[str, ...]:
         """What `auto` tries, best first. The last one works on every model."""
@@ -81,7 +80,7 @@ class AttentionRequest:
         if self.plain:
             return ("torch",)
         if self.device == "cpu":
-            return ("native", "torch") if self.dtype == torch.float32 else ("torch",)
+            return ("native", "torch") if self.dtype == "float32" else ("torch",)
         return ("flashinfer", "torch")
 
     def possible(self) -> frozenset[str]:
@@ -98,7 +97,7 @@ class AttentionChoice:
     prefill: str
     decode: str
     order: KVOrder
-    kv_dtype: torch.dtype
+    kv_dtype: str
     reasons: tuple[str, ...] = ()
     """What `auto` passed over, and why."""
 
@@ -171,12 +170,11 @@ def _problem(name: str, request: AttentionRequest, absent: Mapping[str, str]) ->
     if request.reproducible and not traits.keeps_bits:
         return "its results depend on the batch, numerics are reproducible"
     if traits.dtypes is not None and request.dtype not in traits.dtypes:
-        names = ", ".join(sorted(_name_of(dtype) for dtype in traits.dtypes))
-        return f"it computes {names}, dtype is {_name_of(request.dtype)}"
+        return f"it computes {', '.join(sorted(traits.dtypes))}, dtype is {request.dtype}"
     if traits.page_sizes is not None and request.page_size not in traits.page_sizes:
         legal = ", ".join(map(str, sorted(traits.page_sizes)))
         return f"it works with pages of {legal} tokens, page_size is {request.page_size}"
-    if traits.head_dims is not None and request.head_dim not in traits.head_dims:
+    if traits.head_dims is not None and request.head_dim is not None and request.head_dim not in traits.head_dims:
         return f"it has no kernel for heads {request.head_dim} wide"
     return absent.get(name)
 
@@ -201,12 +199,8 @@ def _common_order(prefill: str, decode: str) -> KVOrder | None:
     return next((order for order in choosy if order in other), None)
 
 
-def _kv_dtype(request: AttentionRequest, names: tuple[str, str]) -> torch.dtype:
+def _kv_dtype(request: AttentionRequest, names: tuple[str, str]) -> str:
     if request.reproducible:
         return request.dtype
     wanted = (TRAITS[name].kv_dtype for name in names)
     return next((dtype for dtype in wanted if dtype is not None), request.dtype)
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -128,7 +128,7 @@ class FlashInferAttention:
 
     def _options(self) -> dict[str, Any]:
         return {
-            "window_left": self.pool.geometry.window_tokens - 1,  # tokens before the query's own; -1: all
+            "window_left": self.pool.geometry.attention_window - 1,  # tokens before the query's own; -1: all
             "q_data_type": self._dtype,
             "kv_data_type": self.pool.geometry.dtype,
             "sm_scale": self.pool.geometry.head_dim**-0.5,

@@ -66,7 +66,7 @@ class NativeAttention:
                 self.pool.pages(layer).numpy(),
                 table=metadata.table,
                 scale=self.pool.geometry.head_dim**-0.5,
-                window=self.pool.geometry.window_tokens,
+                window=self.pool.geometry.attention_window,
             )
         except KernelError as error:
             raise DeviceFault(f"native attention: {error}") from error

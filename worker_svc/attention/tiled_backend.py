@@ -79,7 +79,7 @@ class TiledAttention:
         groups = []
         for members, width in group_by_length(rows, batch.seq_lens_host - firsts, unit=unit):
             kv = paged_rows(members, pages, batch.seq_lens_host, firsts=firsts, width=width, pool=self.pool)
-            groups.append(_tile_group(batch, kv, window_tokens=geometry.window_tokens))
+            groups.append(_tile_group(batch, kv, window_tokens=geometry.attention_window))
         return TiledMetadata(out_cache_loc=pages.out_cache_loc, groups=tuple(groups))
 
     def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: TiledMetadata) -> Tensor:

@@ -88,7 +88,7 @@ class TorchAttention:
         device = kv.pages.device
         slots = (kv.firsts[:, None] + np.arange(width))[:, None]
         last = batch.seq_lens_host[rows].astype(np.int64)[:, None, None] - 1
-        hidden = ~visible_slots(slots, last, window_tokens=self.pool.geometry.window_tokens)
+        hidden = ~visible_slots(slots, last, window_tokens=self.pool.geometry.attention_window)
         return DecodeGroup(
             kv=kv,
             tokens=torch.from_numpy(starts[rows].astype(np.int64)).to(device),
@@ -102,9 +102,9 @@ class TorchAttention:
         num_slots = seq_len - first
         kv = self._paged(batch, np.array([row]), width=-(-num_slots // geometry.page_size) * geometry.page_size)
         visible = None
-        if num_tokens < seq_len or 0 < geometry.window_tokens < seq_len:
+        if num_tokens < seq_len or 0 < geometry.attention_window < seq_len:
             slots, positions = np.arange(first, seq_len), np.arange(seq_len - num_tokens, seq_len)[:, None]
-            seen = visible_slots(slots, positions, window_tokens=geometry.window_tokens)
+            seen = visible_slots(slots, positions, window_tokens=geometry.attention_window)
             visible = torch.from_numpy(seen).to(kv.pages.device)
         return ExtendRow(kv=kv, first_token=start, num_tokens=num_tokens, num_slots=num_slots, visible=visible)
 

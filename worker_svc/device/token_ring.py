@@ -6,6 +6,7 @@ failed or did not sample, or to the token of another sequence, attempt or positi
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from protos.wire.enums import RowStatus
 from protos.wire.result import ResultColumns
 
 Array = np.ndarray
+_Chosen: TypeAlias = "Array | slice"
+_SAMPLED = int(RowStatus.TOKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,16 +72,17 @@ class TokenRing:
         place = seq % len(self._tags)
         self._ids[place, : len(rows.token_ids)] = torch.from_numpy(rows.token_ids).to(self._ids.device)
         self._tags[place] = _Tags(
-            seq, rows.handles, rows.attempts, rows.positions.astype(np.int64) + 1, rows.statuses == RowStatus.TOKEN
+            seq, rows.handles, rows.attempts, rows.positions.astype(np.int64) + 1, rows.statuses == _SAMPLED
         )
 
     def find(self, wanted: Wanted) -> Found:
         """The tokens that are here and are what they are said to be."""
         is_found = np.zeros(len(wanted.seqs), bool)
-        for seq in np.unique(wanted.seqs).tolist():
+        named = set(wanted.seqs.tolist())
+        for seq in named:
             tags = self._tags[seq % len(self._tags)]
             if tags is not None and tags.seq == seq:
-                of_plan = np.flatnonzero(wanted.seqs == seq)
+                of_plan: _Chosen = slice(None) if len(named) == 1 else np.flatnonzero(wanted.seqs == seq)
                 is_found[of_plan] = _matches(tags, wanted, of_plan)
         places = (wanted.seqs % np.uint64(len(self._tags))).astype(np.int64) * self._ids.shape[1] + wanted.rows
         places[~is_found] = 0
@@ -88,12 +92,13 @@ class TokenRing:
         return Found(is_found=is_found, ids=ids)
 
 
-def _matches(tags: _Tags, wanted: Wanted, chosen: Array) -> Array:
+def _matches(tags: _Tags, wanted: Wanted, chosen: _Chosen) -> Array:
     rows = wanted.rows[chosen].astype(np.int64)
     exists: Array = rows < len(tags.handles)
-    if not len(tags.handles):
-        return exists
-    rows = np.where(exists, rows, 0)
+    if not exists.all():
+        if not len(tags.handles):
+            return exists
+        rows = np.where(exists, rows, 0)
     matches: Array = (
         exists
         & tags.is_sampled[rows]

@@ -5,15 +5,20 @@ needs no change in a runner. Guards: after a failed capture everything captured 
 """
 
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
+
+from worker_svc.device.break_points import BreakPoints
 
 Outputs = tuple[Tensor, ...]
 Work = Callable[[], Outputs]
 """Reads and writes fixed addresses only, and does the same operators each time."""
 Pause = Callable[[], None]
 """Called between two indivisible pieces of a capture: other work of the device may run now, replays included."""
+Preparation = Callable[[], None]
+"""Host work that may take minutes. Beside the device's thread, once."""
+CapturedT = TypeVar("CapturedT")
 
 
 def no_pause() -> None:
@@ -26,6 +31,14 @@ class GraphBackend(Protocol):
     @property
     def name(self) -> str:
         """For settings, logs and metrics."""
+        ...
+
+    def preparation(self, work: Work, *, breaks: BreakPoints) -> Preparation | None:
+        """What has to be done before work like `work` can be captured without holding up the device; None: nothing.
+
+        `work` marks its calls at `breaks`. It runs beside other forwards: what it reads may change under it, what it
+        gives is dropped, and it writes the sink only.
+        """
         ...
 
     def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
@@ -54,3 +67,22 @@ class GraphBackend(Protocol):
     def close(self) -> None:
         """Forget everything."""
         ...
+
+
+class KeyedBackend(Generic[CapturedT]):
+    """What all back-ends have in common: captures by key, and nothing to prepare."""
+
+    def __init__(self) -> None:
+        self._captured: dict[Hashable, CapturedT] = {}
+
+    def preparation(self, work: Work, *, breaks: BreakPoints) -> Preparation | None:  # noqa: ARG002 - the protocol's
+        """See `GraphBackend.preparation`."""
+        return None
+
+    def has(self, key: Hashable) -> bool:
+        """See `GraphBackend.has`."""
+        return key in self._captured
+
+    def close(self) -> None:
+        """See `GraphBackend.close`."""
+        self._captured.clear()

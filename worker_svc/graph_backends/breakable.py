@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker_svc.device.break_points import BreakPoints, Marked, Result, copy_result, parts_of, rebuilt
 from worker_svc.device.device_graph import CaptureSession, DeviceGraph, GraphCapture, GraphDevice
-from worker_svc.graph_backends.base import Outputs, Pause, Work, no_pause
+from worker_svc.graph_backends.base import KeyedBackend, Outputs, Pause, Work, no_pause
 from worker_svc.graph_backends.kept_tensors import KeptTensors
 
 
@@ -43,16 +43,16 @@ class _Captured:
     outputs: Outputs
 
 
-class BreakableBackend:
+class BreakableBackend(KeyedBackend[_Captured]):
     """A `GraphBackend`."""
 
     name = "breakable"
 
     def __init__(self, device: GraphDevice, *, kept: KeptTensors, breaks: BreakPoints) -> None:
+        super().__init__()
         self._device = device
         self._kept = kept
         self._breaks = breaks
-        self._captured: dict[Hashable, _Captured] = {}
 
     def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
         """See `GraphBackend.capture`. Pauses after each segment too."""
@@ -73,10 +73,6 @@ class BreakableBackend:
         self._captured[key] = _Captured(pieces, outputs)
         return outputs
 
-    def has(self, key: Hashable) -> bool:
-        """See `GraphBackend.has`."""
-        return key in self._captured
-
     def replay(self, key: Hashable) -> Outputs:
         """See `GraphBackend.replay`."""
         captured = self._captured[key]
@@ -88,10 +84,6 @@ class BreakableBackend:
     def num_pieces(self, key: Hashable) -> int:
         """Segments and marked calls of a captured key."""
         return len(self._captured[key].pieces)
-
-    def close(self) -> None:
-        """See `GraphBackend.close`."""
-        self._captured.clear()
 
 
 class _WarmUp:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from worker_svc.device.break_points import BreakPoints
 from worker_svc.device.device_graph import DeviceGraph, GraphDevice
-from worker_svc.graph_backends.base import Outputs, Pause, Work, no_pause
+from worker_svc.graph_backends.base import KeyedBackend, Outputs, Pause, Work, no_pause
 from worker_svc.graph_backends.kept_tensors import KeptTensors
 
 
@@ -15,16 +15,16 @@ class _Captured:
     outputs: Outputs
 
 
-class FullBackend:
+class FullBackend(KeyedBackend[_Captured]):
     """A `GraphBackend`."""
 
     name = "full"
 
     def __init__(self, device: GraphDevice, *, kept: KeptTensors, breaks: BreakPoints) -> None:
+        super().__init__()
         self._device = device
         self._kept = kept
         self._breaks = breaks
-        self._captured: dict[Hashable, _Captured] = {}
 
     def capture(self, key: Hashable, work: Work, *, pause: Pause = no_pause) -> Outputs:
         """See `GraphBackend.capture`."""
@@ -44,16 +44,8 @@ class FullBackend:
         self._captured[key] = _Captured(graph, outputs)
         return outputs
 
-    def has(self, key: Hashable) -> bool:
-        """See `GraphBackend.has`."""
-        return key in self._captured
-
     def replay(self, key: Hashable) -> Outputs:
         """See `GraphBackend.replay`."""
         captured = self._captured[key]
         captured.graph.replay()
         return captured.outputs
-
-    def close(self) -> None:
-        """See `GraphBackend.close`."""
-        self._captured.clear()

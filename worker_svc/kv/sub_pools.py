@@ -1,6 +1,7 @@
 """Layers -> sub-pools of pages: those that see everything in the first, those with a sliding window in a second.
 
-Pure. Guards: every layer has one place, and both sub-pools together need no more memory than was granted.
+Layers that all have the same window share the first, which keeps everything: a scheduler counts lengths and prefixes by
+the full sub-pool. Pure. Guards: every layer has one place.
 """
 
 from collections.abc import Sequence
@@ -19,14 +20,16 @@ class LayerPlace:
 
 
 def sub_pool_windows(layer_windows: Sequence[int]) -> tuple[int, ...]:
-    """The window of each sub-pool, in tokens; 0 for the first, which is full.
+    """The window of each sub-pool, in tokens, behind which pages are given up; 0 for the first, which is full.
 
     Raises:
-        UnsupportedFeature: no layer sees everything, or there are several windows.
+        UnsupportedFeature: there are several windows.
     """
     windows = sorted(set(layer_windows))
+    if len(windows) == 1:
+        return (0,)
     if windows[0] != 0 or len(windows) > 2:
-        message = f"layers have windows {windows[:4]}; full attention (0) and at most one other work here"
+        message = f"layers have windows {windows[:4]}; one, or full attention (0) and one other, work here"
         raise UnsupportedFeature(message, field="attention.sliding_window")
     return tuple(windows)
 
@@ -41,7 +44,7 @@ def layer_places(layer_windows: Sequence[int]) -> tuple[LayerPlace, ...]:
     counts = [0] * len(windows)
     places = []
     for window in layer_windows:
-        sub_pool = windows.index(window)
+        sub_pool = windows.index(window) if len(windows) > 1 else 0
         places.append(LayerPlace(sub_pool, counts[sub_pool]))
         counts[sub_pool] += 1
     return tuple(places)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from worker_svc.device.kv_writer import kv_writer
-from worker_svc.kv.kv_order import KVOrder, PageShape, head_views, layer_shape
+from worker_svc.kv.kv_order import KVOrder
+from worker_svc.kv.kv_views import PageShape, head_views, layer_shape
 from worker_svc.kv.sizing import running_limit
 
 SINK_PAGE = 0
@@ -29,8 +30,15 @@ class KVGeometry:
     sub_pool: int = 0
     """Which one of the worker's it is."""
     window_tokens: int = 0
-    """A token sees so many of the latest ones, itself included; 0: all."""
+    """A token sees so many of the latest ones, itself included, and pages of others are given up; 0: all."""
+    seen_tokens: int = 0
+    """A token sees so many of the latest ones though pages of all are kept; 0: as `window_tokens` says."""
     order: KVOrder = KVOrder.HEADS
+
+    @property
+    def attention_window(self) -> int:
+        """A token sees so many of the latest ones, itself included; 0: all."""
+        return self.window_tokens or self.seen_tokens
 
     @property
     def bytes_per_page(self) -> int:

@@ -1,12 +1,23 @@
 """Rotary position embedding: pairs (i, i + head_dim / 2) of each head turn by position-dependent angles."""
 
+import math
+
 import torch
 from torch import Tensor
+
+from protos.service.model_config import RopeBands
 
 
 def inverse_frequencies(head_dim: int, *, base: float) -> Tensor:
     """[head_dim / 2] float32: turns per position."""
     return 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def banded_frequencies(frequencies: Tensor, bands: RopeBands) -> Tensor:
+    """`frequencies` as Llama 3 stretches them: by the whole factor, not at all, or by a part of it between the two."""
+    share = bands.first_context_tokens * frequencies / (2 * math.pi)
+    share = ((share - bands.low_freq_factor) / (bands.high_freq_factor - bands.low_freq_factor)).clamp(0, 1)
+    return (1 - share) * frequencies / bands.factor + share * frequencies
 
 
 class RotaryTable:

@@ -1,61 +1,19 @@
-"""What the families of decoders share: names and shapes of their tensors, and layers made from them."""
+"""What the families of decoders share: layers made from named tensors."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from protos.service.model_config import ModelConfig
+from protos.service.model_tensors import EMBEDDING, OUTPUT, layer_prefix
 from worker_svc.kv.sub_pools import LayerPlace
 from worker_svc.layers.attention import AttentionShape, HeadNorms, SelfAttention
 from worker_svc.layers.mlp import GatedMlp
 from worker_svc.layers.norm import RmsNorm
-from worker_svc.models.model_config import ModelConfig
-from worker_svc.models.weights import ParameterSpec
-from worker_svc.numerics import Numerics
+from worker_svc.numerics import Numerics, Product
 
 Parameters = Mapping[str, Tensor]
-Shapes = dict[str, tuple[int, ...]]
-EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-
-
-def layer_prefix(index: int) -> str:
-    """Of the names of a layer's tensors."""
-    return f"blk.{index}."
-
-
-def decoder_table(config: ModelConfig, layer_shapes: Shapes) -> list[ParameterSpec]:
-    """Every tensor of a decoder whose layers are alike. Without a head of its own, the embedding is the head."""
-    table = [
-        ParameterSpec(name=EMBEDDING, shape=(config.vocab_size, config.hidden_size)),
-        ParameterSpec(name=OUTPUT_NORM, shape=(config.hidden_size,)),
-        ParameterSpec(name=OUTPUT, shape=(config.vocab_size, config.hidden_size), is_optional=True),
-    ]
-    for layer in range(config.num_layers):
-        prefix = layer_prefix(layer)
-        table += [ParameterSpec(name=prefix + name, shape=shape) for name, shape in layer_shapes.items()]
-    return table
-
-
-def layer_shapes(config: ModelConfig) -> Shapes:
-    """The tensors that every layer of every family has."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_width, kv_width = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return {
-        "attn_norm.weight": (hidden,),
-        "attn_q.weight": (q_width, hidden),
-        "attn_k.weight": (kv_width, hidden),
-        "attn_v.weight": (kv_width, hidden),
-        "attn_output.weight": (hidden, q_width),
-        "ffn_norm.weight": (hidden,),
-        "ffn_gate.weight": (inner, hidden),
-        "ffn_up.weight": (inner, hidden),
-        "ffn_down.weight": (hidden, inner),
-    }
-
-
-def head_norm_shapes(config: ModelConfig) -> Shapes:
-    """Norms of the heads, where a family has them."""
-    return {"attn_q_norm.weight": (config.head_dim,), "attn_k_norm.weight": (config.head_dim,)}
 
 
 def output_head(parameters: Parameters) -> Tensor:
@@ -63,9 +21,13 @@ def output_head(parameters: Parameters) -> Tensor:
     return parameters.get(OUTPUT, parameters[EMBEDDING]).float()
 
 
-def stacked_qkv(parameters: Parameters, prefix: str, *, kind: str) -> Tensor:
-    """Q, K and V below each other, as stored."""
-    return torch.cat([parameters[f"{prefix}attn_{part}.{kind}"] for part in "qkv"])
+def stacked_qkv(parameters: Parameters, prefix: str) -> tuple[Tensor, Tensor | None]:
+    """Weights of Q, K and V below each other, as stored, and their biases, if there are some."""
+
+    def stacked(kind: str) -> Tensor:
+        return torch.cat([parameters[f"{prefix}attn_{part}.{kind}"] for part in "qkv"])
+
+    return stacked("weight"), stacked("bias") if f"{prefix}attn_q.bias" in parameters else None
 
 
 def self_attention(
@@ -91,7 +53,7 @@ def self_attention(
     return SelfAttention(
         AttentionShape(num_q_heads=config.num_q_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
         qkv=numerics.product(*qkv),
-        output=numerics.product(parameters[prefix + "attn_output.weight"]),
+        output=_product(parameters, numerics, prefix + "attn_output"),
         place=places[index],
         norms=_head_norms(config, parameters, numerics, prefix=prefix),
     )
@@ -114,6 +76,14 @@ def gated_mlp(
     parameters: Parameters, numerics: Numerics, *, prefix: str, gated: Callable[[Tensor], Tensor]
 ) -> GatedMlp:
     """The feed-forward part of a layer."""
-    gate_up = torch.cat((parameters[prefix + "ffn_gate.weight"], parameters[prefix + "ffn_up.weight"]))
-    down = numerics.product(parameters[prefix + "ffn_down.weight"])
-    return GatedMlp(gate_up=numerics.product(gate_up), down=down, gated=gated)
+    names = [f"{prefix}ffn_{part}" for part in ("gate", "up")]
+    weight = torch.cat([parameters[f"{name}.weight"] for name in names])
+    has_bias = f"{names[0]}.bias" in parameters
+    bias = torch.cat([parameters[f"{name}.bias"] for name in names]) if has_bias else None
+    down = _product(parameters, numerics, prefix + "ffn_down")
+    return GatedMlp(gate_up=numerics.product(weight, bias), down=down, gated=gated)
+
+
+def _product(parameters: Parameters, numerics: Numerics, name: str) -> Product:
+    """With a bias where there is one."""
+    return numerics.product(parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))

@@ -1,7 +1,6 @@
 """The Gemma 3 family: sliding-window layers with one rope base between full ones with another, norms around every part.
 
-Knows nothing of files, batches or pools. Guards: its parameter table names everything that the layers read. Weights of
-norms are stored with the 1 that the model's own code adds.
+Knows nothing of files, batches or pools. Weights of norms are stored with the 1 that the model's own code adds.
 """
 
 from dataclasses import dataclass
@@ -10,34 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protos.service.model_config import ModelConfig
+from protos.service.model_tensors import EMBEDDING, OUTPUT_NORM, layer_prefix
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.sub_pools import layer_places
 from worker_svc.layers.attention import SelfAttention
 from worker_svc.layers.mlp import GatedMlp
 from worker_svc.layers.norm import RmsNorm
 from worker_svc.layers.rotary import RotaryTable, inverse_frequencies
-from worker_svc.models.decoder_parts import (
-    EMBEDDING,
-    OUTPUT_NORM,
-    Parameters,
-    decoder_table,
-    gated_mlp,
-    head_norm_shapes,
-    layer_prefix,
-    layer_shapes,
-    output_head,
-    self_attention,
-    stacked_qkv,
-)
-from worker_svc.models.model_config import ModelConfig
-from worker_svc.models.weights import ParameterSpec
+from worker_svc.models.decoder_parts import Parameters, gated_mlp, output_head, self_attention, stacked_qkv
 from worker_svc.numerics import Numerics
-
-
-def parameter_table(config: ModelConfig) -> list[ParameterSpec]:
-    """Every tensor this family reads, with its shape."""
-    around = {"post_attention_norm.weight": (config.hidden_size,), "post_ffw_norm.weight": (config.hidden_size,)}
-    return decoder_table(config, layer_shapes(config) | head_norm_shapes(config) | around)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +64,8 @@ class Gemma3:
 
 def _rotary_tables(config: ModelConfig, *, device: torch.device) -> tuple[RotaryTable, RotaryTable]:
     """Of full layers, whose positions may be stretched, and of windowed ones."""
-    full = inverse_frequencies(config.head_dim, base=config.rope_base) / config.rope_stretch
-    windowed = inverse_frequencies(config.head_dim, base=config.window_rope_base)
+    full = inverse_frequencies(config.head_dim, base=config.rope.base) / config.rope.stretch
+    windowed = inverse_frequencies(config.head_dim, base=config.rope.window_base)
     count = config.context_tokens
     return (
         RotaryTable(full, num_positions=count, device=device),
@@ -96,7 +77,7 @@ def _layer(config: ModelConfig, parameters: Parameters, numerics: Numerics, *, i
     prefix = layer_prefix(index)
     dtype = parameters[prefix + "attn_q.weight"].dtype
     numerics.check_norm(config.hidden_size)
-    qkv = (stacked_qkv(parameters, prefix, kind="weight"), None)
+    qkv = stacked_qkv(parameters, prefix)
 
     def norm(name: str, dtype: torch.dtype) -> RmsNorm:
         return RmsNorm(parameters[prefix + name], epsilon=config.norm_epsilon, dtype=dtype)

@@ -1,6 +1,6 @@
-"""The Llama family: Llama, Mistral, Qwen2 and SmolLM. One file of wiring over shared layers.
+"""The Llama family: Llama, Mistral, Qwen2, Qwen3 and SmolLM. One file of wiring over shared layers.
 
-Knows nothing of files, batches or pools. Guards: its parameter table names everything that the layers read.
+Knows nothing of files, batches or pools. Which tensors there are says `protos/service/model_tensors.py`.
 """
 
 from dataclasses import dataclass
@@ -9,39 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protos.service.model_config import ModelConfig
+from protos.service.model_tensors import EMBEDDING, OUTPUT_NORM, ROPE_FACTORS, layer_prefix
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.sub_pools import layer_places
 from worker_svc.layers.attention import SelfAttention
 from worker_svc.layers.mlp import GatedMlp
 from worker_svc.layers.norm import RmsNorm
-from worker_svc.layers.rotary import RotaryTable, inverse_frequencies
-from worker_svc.models.decoder_parts import (
-    EMBEDDING,
-    OUTPUT_NORM,
-    Parameters,
-    decoder_table,
-    gated_mlp,
-    layer_prefix,
-    layer_shapes,
-    output_head,
-    self_attention,
-    stacked_qkv,
-)
-from worker_svc.models.model_config import ModelConfig
-from worker_svc.models.weights import ParameterSpec
+from worker_svc.layers.rotary import RotaryTable, banded_frequencies, inverse_frequencies
+from worker_svc.models.decoder_parts import Parameters, gated_mlp, output_head, self_attention, stacked_qkv
 from worker_svc.numerics import Numerics
-
-_ROPE_FACTORS = "rope_freqs.weight"
-_WITH_QKV_BIAS = frozenset({"qwen2"})
-
-
-def parameter_table(config: ModelConfig) -> list[ParameterSpec]:
-    """Every tensor this family reads, with its shape."""
-    shapes = layer_shapes(config)
-    if config.architecture in _WITH_QKV_BIAS:
-        shapes |= {f"attn_{part}.bias": shapes[f"attn_{part}.weight"][:1] for part in "qkv"}
-    factors = ParameterSpec(name=_ROPE_FACTORS, shape=(config.head_dim // 2,), is_optional=True)
-    return [*decoder_table(config, shapes), factors]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,32 +58,39 @@ class Llama:
 
 
 def _rotary_table(config: ModelConfig, parameters: Parameters) -> RotaryTable:
-    frequencies = inverse_frequencies(config.head_dim, base=config.rope_base)
-    if _ROPE_FACTORS in parameters:
-        frequencies = frequencies / parameters[_ROPE_FACTORS].cpu()
+    rope = config.rope
+    frequencies = inverse_frequencies(config.head_dim, base=rope.base) / rope.stretch
+    if ROPE_FACTORS in parameters:
+        frequencies = frequencies / parameters[ROPE_FACTORS].cpu()
+    if rope.bands is not None:
+        frequencies = banded_frequencies(frequencies, rope.bands)
     return RotaryTable(frequencies, num_positions=config.context_tokens, device=parameters[EMBEDDING].device)
 
 
 def _layer(config: ModelConfig, parameters: Parameters, numerics: Numerics, *, index: int) -> _Layer:
     prefix = layer_prefix(index)
     epsilon, dtype = config.norm_epsilon, parameters[prefix + "attn_q.weight"].dtype
-    bias = _qkv(config, parameters, prefix, kind="bias") if config.architecture in _WITH_QKV_BIAS else None
-    weight = _qkv(config, parameters, prefix, kind="weight")
+    qkv = _qkv(config, parameters, prefix)
     places = layer_places(config.layer_windows)
     return _Layer(
         attention_norm=RmsNorm(parameters[prefix + "attn_norm.weight"], epsilon=epsilon, dtype=dtype),
-        attention=self_attention(config, parameters, numerics, index=index, qkv=(weight, bias), places=places),
+        attention=self_attention(config, parameters, numerics, index=index, qkv=qkv, places=places),
         mlp_norm=RmsNorm(parameters[prefix + "ffn_norm.weight"], epsilon=epsilon, dtype=dtype),
         mlp=gated_mlp(parameters, numerics, prefix=prefix, gated=numerics.gated_silu),
     )
 
 
-def _qkv(config: ModelConfig, parameters: Parameters, prefix: str, *, kind: str) -> Tensor:
-    """Q, K and V below each other, with the rows of each head in the order of rotary halves."""
-    if not config.rope_interleaved:
-        return stacked_qkv(parameters, prefix, kind=kind)
-    query, key, value = (parameters[f"{prefix}attn_{part}.{kind}"] for part in "qkv")
-    return torch.cat((_to_halves(query, config.head_dim), _to_halves(key, config.head_dim), value))
+def _qkv(config: ModelConfig, parameters: Parameters, prefix: str) -> tuple[Tensor, Tensor | None]:
+    """Weights of Q, K and V below each other, and biases, with the rows of each head in the order of rotary halves."""
+    weight, bias = stacked_qkv(parameters, prefix)
+    if not config.rope.is_interleaved:
+        return weight, bias
+    turned = (config.num_q_heads + config.num_kv_heads) * config.head_dim
+
+    def in_halves(rows: Tensor) -> Tensor:
+        return torch.cat((_to_halves(rows[:turned], config.head_dim), rows[turned:]))
+
+    return in_halves(weight), None if bias is None else in_halves(bias)
 
 
 def _to_halves(rows: Tensor, head_dim: int) -> Tensor:

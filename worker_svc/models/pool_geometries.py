@@ -3,11 +3,11 @@
 import torch
 
 from kernels.native_types import PAGE_SIZE
+from protos.service.model_config import ModelConfig
 from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.sizing import window_pages
-from worker_svc.kv.sub_pools import sub_pool_windows
+from worker_svc.kv.sub_pools import layer_places, sub_pool_windows
 from worker_svc.kv.token_to_kv_pool import KVGeometry
-from worker_svc.models.model_config import ModelConfig
 
 
 def pool_geometries(
@@ -30,19 +30,22 @@ def pool_geometries(
     Raises:
         UnsupportedFeature: windows that the sub-pools cannot hold.
     """
+    windows, places = sub_pool_windows(config.layer_windows), layer_places(config.layer_windows)
+    seen_tokens = config.layer_windows[0] if len(windows) == 1 else 0
     return tuple(
         KVGeometry(
             num_pages=window_pages(num_pages) if window else num_pages,
             page_size=page_size,
-            num_layers=config.layer_windows.count(window),
+            num_layers=sum(place.sub_pool == index for place in places),
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=dtype,
             sub_pool=index,
             window_tokens=window,
+            seen_tokens=seen_tokens,
             order=order,
         )
-        for index, window in enumerate(sub_pool_windows(config.layer_windows))
+        for index, window in enumerate(windows)
     )
 
 

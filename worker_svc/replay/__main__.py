@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -19,7 +20,8 @@ from protos.service.logs import configure_logs
 from protos.service.model_files import ModelFolder, read_model_folder
 from protos.service.plan_recording import EntryKind, read_entries, read_header
 from protos.service.status import fault_border
-from protos.wire.errors import DataFault, EngineError, InvalidModelFile, InvalidRequest, UnsupportedFeature
+from protos.wire.errors import DataFault, EngineError, InvalidModelFile, InvalidRequest
+from protos.wire.worker_info import Buckets
 from worker_svc import app, app_simulated
 from worker_svc.config import (
     Device,
@@ -33,6 +35,7 @@ from worker_svc.config import (
     WorkerConfig,
 )
 from worker_svc.executor import Executor
+from worker_svc.replay.graph_choice import capture_all, with_graphs
 from worker_svc.replay.replayer import Replayer, ReplayRules
 
 _logger = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class ReplayProgram(ConfigGroup):
     replay: ReplayConfig = ReplayConfig()
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    graphs: GraphConfig = GraphConfig()
     simulated: SimulatedConfig = SimulatedConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
 
@@ -78,7 +82,11 @@ class ReplayProgram(ConfigGroup):
 def main(arguments: Sequence[str]) -> int:
     """Run again and compare; returns the process's exit code."""
     loaded = load_or_exit(
-        ReplayProgram, arguments, program="worker_svc.replay", description="Runs recorded plans again and compares."
+        ReplayProgram,
+        arguments,
+        program="worker_svc.replay",
+        description="Runs recorded plans again and compares.",
+        check=lambda config: app.setting_problems(config.executor),
     )
     _start_logs(loaded)
     try:
@@ -97,8 +105,6 @@ def replay(config: ReplayProgram) -> int:
     Raises:
         EngineError: the recording, the model or a setting cannot be used.
     """
-    if config.replay.runner is Runner.GRAPH:
-        raise UnsupportedFeature("runner graph: this release captures no graphs", field="runner")
     if config.replay.recording is None:
         raise InvalidRequest("no recording is named", field="recording")
     path = config.replay.recording
@@ -107,17 +113,27 @@ def replay(config: ReplayProgram) -> int:
     if folder.card.weights_fingerprint != header.weights_fingerprint:
         message = f"{path.name} was recorded with other weights than those of {folder.card.name}"
         raise InvalidModelFile(message, field="model")
+    worker = recorded_worker(path, config.replay.recorded_worker)
+    executor = build_executor(folder, config)
     rules = ReplayRules(
-        worker=recorded_worker(path, config.replay.recorded_worker),
+        worker=worker,
         compares=config.replay.comparison is Comparison.ALL,
         logprob_tolerance=config.replay.logprob_tolerance_ratio,
+        on_graphs=partial(with_graphs, buckets=_graphs(executor, config.replay.runner)),
     )
-    replayer = Replayer(build_executor(folder, config), rules)
+    replayer = Replayer(executor, rules)
     for number, _ in enumerate(replayer.run(read_entries(path)), start=1):
         if number % _PROGRESS_PLANS == 0:
             _say({"plans": replayer.counts.plans})
     first = None if replayer.first is None else asdict(replayer.first)
-    _say({"worker": rules.worker, "counts": asdict(replayer.counts), "first_difference": first})
+    _say(
+        {
+            "worker": rules.worker,
+            "counts": asdict(replayer.counts),
+            "first_difference": first,
+            "cut": replayer.cut,
+        }
+    )
     return EQUAL if first is None else DIFFERENT
 
 
@@ -155,8 +171,14 @@ def build_executor(folder: ModelFolder, config: ReplayProgram) -> Executor:
     if config.executor.device is Device.SIMULATED:
         worker = WorkerConfig(model=config.model, executor=config.executor, simulated=config.simulated)
         return app_simulated.build_executor(folder, worker)
-    graphs = GraphConfig(graph=Graph.OFF)
+    graphs = config.graphs if config.replay.runner is Runner.GRAPH else GraphConfig(graph=Graph.OFF)
     return app.build_executor(folder, WorkerConfig(model=config.model, executor=config.executor, graphs=graphs))
+
+
+def _graphs(executor: Executor, runner: Runner) -> tuple[Buckets, ...]:
+    if runner is Runner.EAGER:
+        return ()
+    return capture_all(executor, progress=lambda count: _say({"captured": count}))
 
 
 def _say(content: dict[str, object]) -> None:

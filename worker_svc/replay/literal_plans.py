@@ -1,6 +1,7 @@
-"""Plans without references to tokens that this replay never sampled: those become literals.
+"""Plans as the replaying worker can run them: references to tokens that it never sampled become literals.
 
-Pure. Guards: penalties still count a token that has become a literal.
+Pure. Guards: penalties still count a token that has become a literal; a reference that the worker's ring would not
+have answered stays one, so that its row fails here too.
 """
 
 from collections.abc import Mapping
@@ -8,43 +9,65 @@ from dataclasses import replace
 
 import numpy as np
 
-from protos.wire.errors import DataFault
+from protos.service.recording_payloads import RecentTokens
+from protos.wire.enums import Feature
 from protos.wire.plan import ForwardPlan, PenaltyColumns, TokenColumns
+from protos.wire.worker_info import WorkerInfo
 
 Array = np.ndarray
 
 
-def with_literals(plan: ForwardPlan, known: Mapping[int, Array]) -> ForwardPlan:
-    """`plan` with each reference to a plan in `known` replaced by the token that it stands for.
+KnownTokens = Mapping[tuple[int, int], tuple[int, int, int, int]]
+"""By (plan, row): handle, attempt, position of the token that was sampled, and the token."""
+
+
+def known_tokens(recent: RecentTokens) -> KnownTokens:
+    """What a recording knows of the plans before it."""
+    keys = zip(recent.seqs.tolist(), recent.rows.tolist(), strict=True)
+    columns = (recent.handles, recent.attempts, recent.positions + 1, recent.token_ids)
+    return dict(zip(keys, zip(*(column.tolist() for column in columns), strict=True), strict=True))
+
+
+def with_literals(plan: ForwardPlan, known: KnownTokens, *, oldest_seq: int = 0) -> ForwardPlan:
+    """`plan` with each reference to a token in `known` replaced by it; one that a worker would refuse stays.
 
     Args:
         plan: as recorded.
-        known: sampled tokens by row, -1 for none, of plans that are not run here.
-
-    Raises:
-        DataFault: such a reference names a row without a token.
+        known: tokens of plans that are not run here.
+        oldest_seq: plans before it had left the worker's ring.
     """
     tokens = plan.tokens
-    if tokens.sources is None or tokens.ref_seqs is None or tokens.ref_rows is None:
-        return plan
-    is_known = np.isin(tokens.ref_seqs, np.array(list(known), np.uint64))
-    if not is_known.any():
+    if not known or tokens.sources is None or tokens.ref_seqs is None or tokens.ref_rows is None:
         return plan
     places = np.flatnonzero(tokens.sources)
-    owners = np.repeat(np.arange(plan.rows.num_rows), plan.rows.extend_lens)[places]
+    lengths = plan.rows.extend_lens.astype(np.int64)
+    owners = np.repeat(np.arange(plan.rows.num_rows), lengths)[places]
+    positions = places - (np.cumsum(lengths) - lengths)[owners] + plan.rows.first_positions[owners]
     ids, sources = tokens.ids.copy(), tokens.sources.copy()
+    is_kept = np.ones(len(places), bool)
     replaced: dict[int, list[int]] = {}
-    for index in np.flatnonzero(is_known).tolist():
-        sampled, row = known[int(tokens.ref_seqs[index])], int(tokens.ref_rows[index])
-        if row >= len(sampled) or sampled[row] < 0:
-            message = (
-                f"plan {plan.identity.seq} refers to row {row} of plan {tokens.ref_seqs[index]}, which has no token"
-            )
-            raise DataFault(message, field="recording", plan_seq=plan.identity.seq)
-        ids[places[index]], sources[places[index]] = sampled[row], 0
-        replaced.setdefault(int(owners[index]), []).append(int(sampled[row]))
+    references = zip(tokens.ref_seqs.tolist(), tokens.ref_rows.tolist(), strict=True)
+    for index, key in enumerate(references):
+        row = int(owners[index])
+        wanted = (int(plan.rows.handles[row]), int(plan.rows.attempts[row]), int(positions[index]))
+        found = known.get(key)
+        if found is None or found[:3] != wanted or key[0] < oldest_seq:
+            continue
+        ids[places[index]], sources[places[index]], is_kept[index] = found[3], 0, False
+        replaced.setdefault(row, []).append(found[3])
+    if not replaced:
+        return plan
     penalties = plan.penalties and _counting(plan.penalties, replaced)
-    return replace(plan, tokens=_tokens(tokens, ids, sources=sources, kept=~is_known), penalties=penalties)
+    return replace(plan, tokens=_tokens(tokens, ids, sources=sources, kept=is_kept), penalties=penalties)
+
+
+def as_own(plan: ForwardPlan, info: WorkerInfo) -> ForwardPlan:
+    """`plan` as if it had been made for this worker."""
+    plan = replace(plan, identity=replace(plan.identity, incarnation=info.incarnation))
+    if Feature.CANARY in info.features:
+        return plan
+    # It checks and changes no token.
+    return replace(plan, rows=replace(plan.rows, canary_seeds=None, canary_hashes=None))
 
 
 def _tokens(tokens: TokenColumns, ids: Array, *, sources: Array, kept: Array) -> TokenColumns:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from protos.service.plan_recording import LivePages
+from protos.service.recording_payloads import LivePages
 from protos.wire.enums import ForwardMode, GraphRefusal
 from protos.wire.errors import DataFault
 from protos.wire.plan import Forward, ForwardPlan, PageTable, PlanIdentity, RowColumns, TokenColumns

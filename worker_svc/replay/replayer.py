@@ -4,25 +4,26 @@ Knows nothing of devices. Guards: a plan runs only after everything recorded bef
 held then.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.service.plan_recording import Entry, EntryKind, LivePages, decode_attachment, decode_pages
+from protos.service.plan_recording import Entry, EntryKind
+from protos.service.recording_payloads import LivePages, decode_attachment, decode_pages
 from protos.wire.codec import decode_plan, decode_result
-from protos.wire.enums import Feature
 from protos.wire.errors import DataFault, EngineError, InvalidRequest
-from protos.wire.plan import ForwardPlan
+from protos.wire.plan import ForwardPlan, GraphChoice
 from protos.wire.result import ForwardResult
 from protos.wire.validate import validate_plan
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.executor import Executor
 from worker_svc.replay.comparison import Difference, first_difference
-from worker_svc.replay.literal_plans import with_literals
+from worker_svc.replay.literal_plans import KnownTokens, as_own, known_tokens, with_literals
 from worker_svc.replay.pool_rebuild import rebuild_plans
 
-Array = np.ndarray
+_SPARE_RING_PLANS = 2
+"""Plans that a worker's token ring holds beyond those in flight."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class ReplayCounts:
     """Plans without a result in the file; not run."""
     differing: int = 0
     """Plans with a difference."""
+    replays: int = 0
+    """Forwards that replayed a captured graph."""
+    misses: dict[str, int] = field(default_factory=dict)
+    """Why the others ran eagerly."""
     forward_ns: int = 0
     recorded_forward_ns: int = 0
 
@@ -50,6 +55,8 @@ class ReplayRules:
     worker: str
     compares: bool
     logprob_tolerance: float
+    on_graphs: Callable[[ForwardPlan], ForwardPlan]
+    """Names the graphs that a plan's forwards replay here, see `graph_choice.with_graphs`."""
 
 
 class Replayer:
@@ -59,11 +66,13 @@ class Replayer:
         self.counts = ReplayCounts()
         self.first: Difference | None = None
         """None: no difference so far."""
+        self.cut: str | None = None
+        """Where the recording ends without its end; None: it has one, or is not read so far."""
         self._executor = executor
         self._rules = rules
         self._pending: dict[int, ForwardPlan] = {}
-        self._known: dict[int, Array] = {}
-        """Tokens of plans that were answered before this file."""
+        self._known: KnownTokens = {}
+        """What plans sampled that were answered before this file."""
 
     def run(self, entries: Iterator[Entry]) -> Iterator[None]:
         """Take every entry; yields after each plan.
@@ -76,6 +85,8 @@ class Replayer:
             if entry.kind is EntryKind.DROPPED:
                 message = f"the recording is incomplete: entries are missing after {self.counts.plans} plans"
                 raise DataFault(message, field="recording")
+            if entry.kind is EntryKind.CUT:
+                self.cut = entry.payload.decode()
             if entry.worker != self._rules.worker:
                 continue
             match entry.kind:
@@ -97,16 +108,14 @@ class Replayer:
         self._executor.reset()
         self.counts.unanswered += len(self._pending)
         self._pending.clear()
-        self._known.clear()
+        self._known = {}
 
     def _rebuild(self, live: LivePages) -> None:
         for plan in rebuild_plans(live, self._executor.worker_info()):
             self._execute(plan)
         self._executor.reset()
         self.counts.rebuilt_pages += len(live.pages)
-        bounds = live.result_indptr.tolist()
-        for index, seq in enumerate(live.result_seqs.tolist()):
-            self._known[seq] = live.result_tokens[bounds[index] : bounds[index + 1]]
+        self._known = known_tokens(live.recent)
 
     def _answered(self, recorded: ForwardResult) -> None:
         plan = self._pending.pop(recorded.identity.seq, None)
@@ -116,7 +125,9 @@ class Replayer:
         if recorded.rejection is not None:
             self.counts.rejected += 1
             return
-        got = self._execute(with_literals(plan, self._known))
+        ring_plans = self._executor.worker_info().limits.window + _SPARE_RING_PLANS
+        plan = self._rules.on_graphs(plan)
+        got = self._execute(with_literals(plan, self._known, oldest_seq=plan.identity.seq - ring_plans))
         self._count(plan, recorded, got)
         if not self._rules.compares:
             return
@@ -132,9 +143,7 @@ class Replayer:
             EngineError: names the plan.
         """
         info = self._executor.worker_info()
-        plan = replace(plan, identity=replace(plan.identity, incarnation=info.incarnation))
-        if Feature.CANARY not in info.features:  # it checks and changes no token
-            plan = replace(plan, rows=replace(plan.rows, canary_seeds=None, canary_hashes=None))
+        plan = as_own(plan, info)
         try:
             validate_plan(plan, info)
             return self._executor.execute(plan)
@@ -147,6 +156,12 @@ class Replayer:
         counts.plans += 1
         counts.rows += plan.rows.num_rows
         counts.tokens += int(plan.rows.extend_lens.sum(dtype=np.int64))
+        for outcome in got.forwards:
+            if isinstance(outcome.graph, GraphChoice):
+                counts.replays += 1
+            else:
+                reason = outcome.graph.name.lower()
+                counts.misses[reason] = counts.misses.get(reason, 0) + 1
         counts.forward_ns += got.timings.forward_ns
         counts.recorded_forward_ns += recorded.timings.forward_ns
 

@@ -24,6 +24,11 @@ class CaptureWork:
         """See `SpareWork.max_wait_s`."""
         return self._captures.wait_s
 
+    @property
+    def is_done(self) -> bool:
+        """See `SpareWork.is_done`."""
+        return self._captures.progress.is_done
+
     def next_piece_ms(self, *, is_idle: bool) -> float | None:
         """See `SpareWork.next_piece_ms`."""
         found = self._captures.next_ms(is_idle=is_idle)

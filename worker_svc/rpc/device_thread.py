@@ -1,6 +1,7 @@
 """The one thread that may touch the device. It takes work from a short queue and hands results to the event loop.
 
-Knows neither plans nor executors. It waits without polling and, being a daemon, never keeps a dying process alive.
+Knows neither plans nor executors. It waits without polling, unless spare work is prepared elsewhere, and, being a
+daemon, never keeps a dying process alive.
 Work may be *offered*: it begins the moment the running work ends well, without a turn of the event loop between.
 *Spare* work runs when there is time, piece by piece: at most one between two jobs that wait.
 """
@@ -67,7 +68,12 @@ class SpareWork(Protocol):
         ...
 
     def next_piece_ms(self, *, is_idle: bool) -> float | None:
-        """About how long the next piece takes; None: nothing is left."""
+        """About how long the next piece takes; None: there is nothing to do now."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left; False beside no next piece: it is prepared elsewhere, and worth another look."""
         ...
 
     def run(self, give_way: Callable[[float], None], *, is_idle: bool) -> None:
@@ -149,8 +155,11 @@ class DeviceThread:
 
     def _serve(self) -> None:
         while not self._is_ended:
-            if not self._did_spare():
-                self._run(self._taken() or self._jobs.get())
+            if self._did_spare():
+                continue
+            job = self._taken() or self._next_job()
+            if job is not None:
+                self._run(job)
 
     def _run(self, job: DeviceJob[Any]) -> None:
         following = self._take_offer() if job.run() else None
@@ -170,7 +179,8 @@ class DeviceThread:
         is_idle = self._is_idle()
         piece_ms = self._spare.next_piece_ms(is_idle=is_idle)
         if piece_ms is None:
-            self._spare = None
+            if self._spare.is_done:
+                self._spare = None
             return False
         try:
             with fault_border("spare device work"):
@@ -181,6 +191,12 @@ class DeviceThread:
         except _SpareEnded:
             return False
         return True
+
+    def _next_job(self) -> DeviceJob[Any] | None:
+        """Wait for a job; None: it is time to look at the spare work again."""
+        if self._spare is None or not self._is_spare_wanted:
+            return self._jobs.get()
+        return self._waiting(IDLE_S)
 
     def _is_idle(self) -> bool:
         return time.monotonic() - self._last_job_at >= IDLE_S

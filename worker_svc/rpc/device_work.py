@@ -75,8 +75,12 @@ class DeviceWork:
         self._last_handles = _NO_HANDLES
         self.progress = DeviceProgress(since_ns=clock_ns())
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """What is left to do on the device thread, after what the executor can do ahead. Called on any thread.
+
+        Args:
+            plan: validated.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what the executor lacks.
@@ -85,7 +89,7 @@ class DeviceWork:
             return partial(self._executor.execute, plan)
         try:
             with fault_border("staging"):
-                return self._executor.stage(plan)
+                return self._executor.stage(plan, digest)
         except (InvalidPlan, UnsupportedFeature):
             raise
         except EngineError as error:
@@ -107,14 +111,15 @@ class DeviceWork:
         result = run()
         self.progress = _counted(self.progress.finished(self._clock_ns()), result)
         handles = plan.rows.handles
-        if np.isin(handles, self._last_handles).any():
-            self.progress = replace(self.progress, bubble_ns=self.progress.bubble_ns + waited_ns)
+        bubble_ns = waited_ns if np.isin(handles, self._last_handles).any() else 0
+        self.progress = replace(self.progress, bubble_ns=self.progress.bubble_ns + bubble_ns)
         self._last_handles = handles
         timings = replace(
             result.timings,
             receive_ns=times.receive_ns,
             parse_ns=times.parse_ns,
             wait_ns=taken_ns - times.parsed_at_ns,
+            bubble_ns=bubble_ns,
         )
         return replace(result, timings=timings)
 

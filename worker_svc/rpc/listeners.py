@@ -1,4 +1,4 @@
-"""The ports of a worker: metrics, health, gRPC. Knows neither executors nor the ordering protocol."""
+"""The ports of a worker (metrics, health, gRPC) and its traces. Knows neither executors nor the ordering protocol."""
 
 import asyncio
 import logging
@@ -8,10 +8,14 @@ import psutil
 from prometheus_client import CollectorRegistry, Gauge
 
 from protos.forwardplane.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from protos.service.access import AccessInterceptor, PeerRoles, admit_everybody
+from protos.service.credentials import server_credentials
 from protos.service.lifecycle import Part
 from protos.service.metrics import MetricsServer
+from protos.service.security_config import TlsConfig, open_tls_folder
 from protos.service.server import HealthServer, PortProfile, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
+from protos.service.tracing import open_tracing, tracing_part
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.rpc.worker_servicer import WorkerServicer
 from worker_svc.rpc.worker_status import SERVICE_NAME
@@ -19,17 +23,21 @@ from worker_svc.rpc.worker_status import SERVICE_NAME
 _logger = logging.getLogger(__name__)
 
 _CALLS_END_S = 0.5
+_PLAIN = TlsConfig()
 
 
 class Listeners:
     """Made and used in one event loop, from start to stop of the process."""
 
-    def __init__(self, server: ServerConfig, observability: ObservabilityConfig) -> None:
+    def __init__(self, server: ServerConfig, observability: ObservabilityConfig, tls: TlsConfig = _PLAIN) -> None:
         self.health = HealthServer((SERVICE_NAME,))
         self.port = 0
         """The gRPC port, once bound."""
         self._config = server
         self._observability = observability
+        self._tls = tls
+        self.tracing = open_tracing(observability.traces(), service="forwardplane-worker")
+        """None: off."""
         self._metrics = MetricsServer()
         self._server: grpc.aio.Server | None = None
         self._servicer: WorkerServicer | None = None
@@ -50,6 +58,7 @@ class Listeners:
         process = psutil.Process()
         resident_bytes.set_function(lambda: process.memory_info().rss)
         return (
+            *(() if self.tracing is None else (tracing_part(self.tracing),)),
             Part(name="metrics", start=self._start_metrics, stop=self._stop_metrics),
             Part(name="health", start=self._start_health, stop=self.health.stop),
             Part(name="gRPC port", start=self._start_server, stop=self._stop_server),
@@ -68,11 +77,18 @@ class Listeners:
 
     async def _start_server(self) -> None:
         assert self._servicer is not None
-        server = build_server(options=ServerOptions(profile=PortProfile.PLAN), interceptors=(StatusInterceptor(),))
+        files = open_tls_folder(self._tls.tls_dir)
+        admit = admit_everybody if files is None else PeerRoles(self._tls.trust_domain)
+        server = build_server(
+            options=ServerOptions(profile=PortProfile.PLAN, hardened=self._tls.hardened),
+            interceptors=(StatusInterceptor(), AccessInterceptor(admit)),
+        )
         add_WorkerServiceServicer_to_server(self._servicer, server)
         self.health.add_to(server)
-        add_reflection(server, (SERVICE_NAME,))
-        self.port = bind_port(server, self._config.host, self._config.port)
+        if not self._tls.hardened:
+            add_reflection(server, (SERVICE_NAME,))
+        credentials = None if files is None else server_credentials(files, needs_client=True)
+        self.port = bind_port(server, self._config.host, self._config.port, credentials=credentials)
         await server.start()
         self._server = server
         _logger.info("listening", extra={"port": self.port})

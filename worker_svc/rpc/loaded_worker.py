@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from protos.service.tracing import Tracing
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.executor import CapturingExecutor, Executor
 from worker_svc.metrics import DeviceNanoseconds, MemoryKind, StartupStage, WorkerMetrics
@@ -40,7 +41,9 @@ class LoadedWorker:
             self._watchdog.stop()
 
 
-async def load(device: DeviceThread, build: Callable[[], Executor], metrics: WorkerMetrics) -> LoadedWorker:
+async def load(
+    device: DeviceThread, build: Callable[[], Executor], metrics: WorkerMetrics, tracing: Tracing | None = None
+) -> LoadedWorker:
     """Build the executor on the device thread, so that whatever it makes belongs to that thread.
 
     Raises:
@@ -49,7 +52,7 @@ async def load(device: DeviceThread, build: Callable[[], Executor], metrics: Wor
     began = time.monotonic()
     info, work = await device.submit(lambda: _build(build, device))
     seconds = time.monotonic() - began
-    loop = ProtocolLoop(LoopParts(info=info, device=device, work=work, observer=PlanObserver(metrics)))
+    loop = ProtocolLoop(LoopParts(info=info, device=device, work=work, observer=PlanObserver(metrics, tracing)))
     _describe(info, work, metrics)
     metrics.process.startup_seconds.labels(StartupStage.LOAD).set(seconds)
     _log(info, seconds)
@@ -77,7 +80,7 @@ def _describe(info: WorkerInfo, work: DeviceWork, metrics: WorkerMetrics) -> Non
     kv_bytes = sum(pool.num_pages * pool.bytes_per_page for pool in info.sub_pools)
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(kv_bytes)
     metrics.read_device_time(lambda: _device_ns(work.progress))
-    metrics.read_captures(lambda: work.captures().totals)
+    metrics.read_captures(work.captures)
 
 
 def _device_ns(progress: DeviceProgress) -> DeviceNanoseconds:

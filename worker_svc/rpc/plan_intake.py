@@ -18,6 +18,8 @@ from worker_svc.protocol.delta_bases import DeltaBases
 from worker_svc.protocol.messages import ArrivedPlan, IntakeTimes, MissingBase
 
 Run = Callable[[], ForwardResult]
+Stage = Callable[[ForwardPlan, bytes | None], Run]
+"""Of a validated plan, and its digest where that is known."""
 
 _SPARE_BASES = 2
 """Plans kept beyond those in flight."""
@@ -26,7 +28,7 @@ _SPARE_BASES = 2
 class PlanIntake:
     """One per loaded worker. Keeps the last plans as delta bases. Works while the device runs an earlier plan."""
 
-    def __init__(self, info: WorkerInfo, clock_ns: Callable[[], int], stage: Callable[[ForwardPlan], Run]) -> None:
+    def __init__(self, info: WorkerInfo, clock_ns: Callable[[], int], stage: Stage) -> None:
         self._info = info
         self._clock_ns = clock_ns
         self._stage = stage
@@ -53,13 +55,14 @@ class PlanIntake:
             sent = decode_plan(body)
             plan = self._whole(sent)
             validate_plan(plan, self._info)
-            run = self._stage(plan)
+            digest = None if sent.delta is None else sent.delta.digest
+            run = self._stage(plan, digest)
         except NeedFullPlan:
             return decode_identity(body), MissingBase(), None
         except (InvalidPlan, UnsupportedFeature) as error:
             return decode_identity(body), rejection_of(error), None
         if Feature.DELTAS in self._info.features:
-            self.bases.keep(plan, None if sent.delta is None else sent.delta.digest)
+            self.bases.keep(plan, digest)
         return plan.identity, plan, run
 
     def _whole(self, plan: ForwardPlan) -> ForwardPlan:

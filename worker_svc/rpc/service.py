@@ -10,7 +10,7 @@ from collections.abc import Callable
 from protos.service.lifecycle import ExitCode, Lifecycle, Part
 from protos.service.logs import install_level_signals
 from protos.wire.enums import WorkerState
-from worker_svc.config import ObservabilityConfig, ServerConfig
+from worker_svc.config import ServerConfig
 from worker_svc.executor import Executor
 from worker_svc.metrics import MemoryKind, create_metrics
 from worker_svc.rpc.device_thread import DeviceThread
@@ -28,10 +28,13 @@ class WorkerService:
     """One run of one worker. Made and used in one event loop, by a composition root that says how to build."""
 
     def __init__(
-        self, build: Callable[[], Executor], *, server: ServerConfig, observability: ObservabilityConfig
+        self,
+        build: Callable[[], Executor],
+        listeners: Listeners,
+        server: ServerConfig,
     ) -> None:
         self.lifecycle = Lifecycle()
-        self.listeners = Listeners(server, observability)
+        self.listeners = listeners
         self._build = build
         self._config = server
         self._metrics = create_metrics(self.listeners.registry)
@@ -59,7 +62,7 @@ class WorkerService:
 
     async def _load(self) -> None:
         self._device = DeviceThread()
-        worker = await load(self._device, self._build, self._metrics)
+        worker = await load(self._device, self._build, self._metrics, self.listeners.tracing)
         self._worker = worker
         self._reporter.watch(worker.info, worker.work)
         self._servicer.serve(worker.loop, worker.intake)

@@ -16,7 +16,7 @@ from protos.forwardplane.v1.worker_pb2 import (
     WorkerReport,
 )
 from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceServicer
-from protos.service.status import Context
+from protos.service.handlers import Context
 from protos.wire.codec import worker_info_to_proto
 from protos.wire.errors import Loading
 from protos.wire.limits import MAX_REQUIRED_FEATURES

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from kernels.native import ThreadPool
+from protos.service.model_config import ModelConfig
 from worker_svc.attention.base import AttentionBackend, verify_bound
 from worker_svc.attention.choice import AttentionRequest, choose_attention
 from worker_svc.attention.machine import attention_machine
 from worker_svc.attention.registry import AttentionTools, attention_pair
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.pool_geometries import pool_geometries
 from worker_svc.numerics import DTYPES, ReproducibleNumerics
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -35,7 +35,7 @@ class AttentionParts:
             reproducible=settings.numerics == ReproducibleNumerics.name,
             plain=settings.kernels == "torch",
             device=torch.device(settings.device).type,
-            dtype=DTYPES[settings.dtype],
+            dtype=settings.dtype,
             page_size=settings.page_size,
             head_dim=config.head_dim,
         )
@@ -46,16 +46,15 @@ class AttentionParts:
         native = machine.native if self.choice.uses("native") else None
         self._tools = AttentionTools(
             num_q_heads=config.num_q_heads,
-            dtype=request.dtype,
+            dtype=DTYPES[settings.dtype],
             threads=None if native is None else ThreadPool(native, threads=threads),
             flashinfer=machine.flashinfer,
         )
 
     def sizeless(self, config: ModelConfig, *, page_size: int) -> tuple[KVGeometry, ...]:
         """Every sub-pool in the form that attention reads, with no number of pages yet."""
-        return pool_geometries(
-            config, num_pages=0, page_size=page_size, dtype=self.choice.kv_dtype, order=self.choice.order
-        )
+        dtype = getattr(torch, self.choice.kv_dtype)
+        return pool_geometries(config, num_pages=0, page_size=page_size, dtype=dtype, order=self.choice.order)
 
     def describe(self) -> str:
         """For people: what computes."""

@@ -1,6 +1,7 @@
 """The runner of decode steps: buckets of rows, everything up to the logits in the graph."""
 
 from worker_svc.batch.forward_batch import ForwardBatch, PaddedShape
+from worker_svc.forward_context import ForwardContext
 from worker_svc.graph_backends.base import Outputs
 from worker_svc.model_runner import RunnerOutput
 from worker_svc.runners.graph_runner import GraphRunner
@@ -13,10 +14,10 @@ class DecodeGraphRunner(GraphRunner):
     def _padded(self, batch: ForwardBatch, key: ShapeKey) -> PaddedShape:
         return PaddedShape(num_reqs=key.bucket, num_tokens=key.num_tokens, num_logits=batch.num_logits)
 
-    def _work(self, key: ShapeKey) -> Outputs:
+    def _work(self, key: ShapeKey, context: ForwardContext) -> Outputs:
         tokens = slice(0, key.num_tokens)
         hidden = self._model_runner.hidden_states(
-            self._buffers.input_ids[tokens], self._buffers.positions[tokens], self._context
+            self._buffers.input_ids[tokens], self._buffers.positions[tokens], context
         )
         return hidden, self._model_runner.logits(hidden), hidden.isfinite().all(-1)
 

@@ -8,12 +8,12 @@ from typing import Protocol
 import psutil
 import torch
 
+from protos.service.model_config import ModelConfig
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import UnsupportedFeature
 from worker_svc.batch.canary_guard import KVCanary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.numerics import DTYPES, FastNumerics, numerics_by_name
 from worker_svc.runners.execution_paths import ExecutionPaths, one_path
 from worker_svc.runners.executor_settings import ExecutorSettings
@@ -98,9 +98,6 @@ def _threads(settings: ExecutorSettings) -> int:
 
 
 def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
-    for name in (settings.prefill_attention, settings.decode_attention):
-        if name not in {"auto", "native"}:
-            raise UnsupportedFeature(f"the native kernels have their own attention, not {name}", field="kernels")
     torch.set_num_threads(1)
     stack = NativeStack(settings, threads=_threads(settings))
     with ExitStack() as undone:

@@ -1,6 +1,7 @@
 """Which bucket is captured next, and what became of each: serving goes on while graphs are captured.
 
-Asked by the device thread when it has nothing to do, or between two plans. Knows neither threads nor plans. Guards:
+Asked by the device thread when it has nothing to do, or between two plans. Knows no plans, and of threads only that
+preparations have one of their own: a bucket that needs one can be captured when it has ended. Guards:
 the largest bucket of the worker is captured first; a bucket that cannot be captured is dead, counted and logged, and
 nothing else changes.
 """
@@ -9,21 +10,22 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from protos.wire.buckets import PHASES, real_units
 from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
-from protos.wire.errors import EngineError
 from protos.wire.worker_info import Buckets
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.sink_batch import sink_batch
-from worker_svc.device.device_graph import CaptureError, GraphDevice
+from worker_svc.device.device_graph import GraphDevice
 from worker_svc.executor import CaptureProgress, CaptureTotals, GiveWay
+from worker_svc.graph_backends.base import Preparation
 from worker_svc.graph_backends.kept_tensors import KeptTensors
 from worker_svc.runners.eligibility import GraphState
 from worker_svc.runners.graph_runner import GraphRunner
+from worker_svc.runners.preparations import FAILURES, Preparations
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,8 @@ class GraphCaptures:
         self._misses: Counter[Bucket] = Counter()
         self._times = {runner.shapes.phase: _PieceTimes() for runner in self.runners}
         self._totals = {runner.shapes.phase: CaptureTotals() for runner in self.runners}
+        self._preparations = Preparations(clock_ns)
+        self._unprepared = self._to_prepare()
         self.progress = self._progress()
 
     @property
@@ -115,12 +119,12 @@ class GraphCaptures:
                     self._misses[phase, wanted] += 1
 
     def next_bucket(self, *, is_idle: bool) -> Bucket | None:
-        """What to capture now; None when every bucket is live or dead.
+        """What to capture now; None when every bucket is live, dead or being prepared.
 
         The largest of all comes first, since the others live in its memory; then, while idle, the largest that is
         left, and under load the one that was missed most.
         """
-        pending = self._pending()
+        pending = [bucket for bucket in self._pending() if bucket not in self._unprepared]
         if not pending:
             return None
         largest = max(pending, key=lambda entry: entry[1])
@@ -131,6 +135,7 @@ class GraphCaptures:
 
     def next_ms(self, *, is_idle: bool) -> float | None:
         """See `Captures.next_ms`."""
+        self._look_after_preparations()
         chosen = self.next_bucket(is_idle=is_idle)
         return None if chosen is None else _predicted_ms(self._times[chosen[0]].first, chosen[1])
 
@@ -145,7 +150,7 @@ class GraphCaptures:
 
         `give_way` is called between pieces and may run other forwards, replays included, but no other capture.
         """
-        runner = next(runner for runner in self.runners if runner.shapes.phase is phase)
+        runner = self._runner(phase)
         before, attempt = self._bytes(), _Attempt((phase, bucket), self._clock_ns())
 
         def pause() -> None:
@@ -157,15 +162,44 @@ class GraphCaptures:
 
         try:
             runner.capture(bucket, example=self._examples[phase], pause=pause)
-        except (CaptureError, EngineError, RuntimeError) as error:
-            # torch tells of a device without memory, or of an operator that it cannot run, by RuntimeError.
-            logger.warning(
-                "a graph could not be captured", extra={"phase": phase.name, "bucket": bucket, "why": str(error)}
-            )
+        except FAILURES as error:
+            _log_failure(attempt.bucket, error)
             return self._settle(runner, attempt, is_live=False, grown=self._bytes() - before)
         self._piece_ended(attempt)
         self._learn(attempt)
         return self._settle(runner, attempt, is_live=True, grown=self._bytes() - before)
+
+    def _to_prepare(self) -> dict[Bucket, Preparation]:
+        """What has to be done before buckets can be captured, the largest first."""
+        found: dict[Bucket, Preparation] = {}
+        for phase, size in sorted(self._pending(), key=lambda entry: -entry[1]):
+            work = self._runner(phase).preparation(size, example=self._examples[phase])
+            if work is not None:
+                found[phase, size] = work
+        return found
+
+    def _look_after_preparations(self) -> None:
+        """Take note of one that has ended, and start the next."""
+        ended = self._preparations.take_ended()
+        if ended is not None:
+            bucket = next(bucket for bucket in self._unprepared if bucket == ended.key)
+            del self._unprepared[bucket]
+            attempt = _Attempt(bucket, began_ns=0, pieces_ns=[ended.nanoseconds])
+            if ended.problem is None:
+                self._spent(attempt)
+            else:
+                _log_failure(bucket, ended.problem)
+                self._settle(self._runner(bucket[0]), attempt, is_live=False, grown=0)
+        if self._unprepared and self._preparations.running is None:
+            self._preparations.start(*next(iter(self._unprepared.items())))
+
+    def _runner(self, phase: GraphPhase) -> GraphRunner:
+        return next(runner for runner in self.runners if runner.shapes.phase is phase)
+
+    def _spent(self, attempt: _Attempt) -> None:
+        phase, _ = attempt.bucket
+        totals = self._totals[phase]
+        self._totals[phase] = replace(totals, seconds=totals.seconds + sum(attempt.pieces_ns) / 1e9)
 
     def _pending(self) -> list[Bucket]:
         return [
@@ -195,11 +229,12 @@ class GraphCaptures:
     def _settle(self, runner: GraphRunner, attempt: _Attempt, *, is_live: bool, grown: int) -> bool:
         phase, bucket = attempt.bucket
         runner.shapes.states[bucket] = GraphState.LIVE if is_live else GraphState.DEAD
+        self._spent(attempt)
         totals = self._totals[phase]
-        self._totals[phase] = CaptureTotals(
+        self._totals[phase] = replace(
+            totals,
             captured=totals.captured + is_live,
             failed=totals.failed + (not is_live),
-            seconds=totals.seconds + sum(attempt.pieces_ns) / 1e9,
             graph_bytes=totals.graph_bytes + grown,
         )
         self.progress = self._progress()
@@ -231,6 +266,11 @@ class GraphCaptures:
             totals=dict(self._totals),
             is_done=not self._pending(),
         )
+
+
+def _log_failure(bucket: Bucket, error: Exception) -> None:
+    phase, size = bucket
+    logger.warning("a graph could not be captured", extra={"phase": phase.name, "bucket": size, "why": str(error)})
 
 
 def _predicted_ms(ns_per_token: float | None, bucket: int) -> float:

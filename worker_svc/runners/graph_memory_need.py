@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from protos.service.model_config import ModelConfig
 from protos.wire.enums import GraphPhase
 from worker_svc.device.graph_memory import GraphMemoryStore, graph_fingerprint
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.runners.executor_settings import ExecutorSettings
 
 _OF_THE_WORKER = ("numerics", "dtype", "device", "kernels", "page_size", "max_rows", "max_tokens")

@@ -15,7 +15,7 @@ from protos.wire.plan import GraphChoice
 from worker_svc.batch.forward_batch import ForwardBatch, PaddedShape
 from worker_svc.device.break_points import parts_of
 from worker_svc.forward_context import ForwardContext
-from worker_svc.graph_backends.base import GraphBackend, Outputs, Pause, Work, no_pause
+from worker_svc.graph_backends.base import GraphBackend, Outputs, Pause, Preparation, Work, no_pause
 from worker_svc.model_runner import ModelRunner, RunnerOutput
 from worker_svc.runners.eligibility import GraphShapes, why_not_replayed
 from worker_svc.runners.shape_key import ShapeKey
@@ -74,17 +74,31 @@ class GraphRunner(ABC):
         key = ShapeKey(phase=self.shapes.phase, bucket=bucket)
         self._buffers.fill(example, num_tokens=key.num_tokens)
         with self._context.bind(example.pad(self._padded(example, key))):
-            self._backend.capture(key, self._captured(key), pause=pause)
+            self._backend.capture(key, self._captured(key, self._context), pause=pause)
+
+    def preparation(self, bucket: int, *, example: ForwardBatch) -> Preparation | None:
+        """What has to be done before `capture` of this bucket, on another thread; None: nothing."""
+        key, context = ShapeKey(phase=self.shapes.phase, bucket=bucket), self._context.twin()
+        prepare = self._backend.preparation(self._captured(key, context), breaks=context.breaks)
+        if prepare is None:
+            return None
+        padded = example.pad(self._padded(example, key))
+
+        def run() -> None:
+            with torch.inference_mode(), context.bind(padded):
+                prepare()
+
+        return run
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `ForwardRunner.logits`."""
         return self._model_runner.logits(hidden)
 
-    def _captured(self, key: ShapeKey) -> Work:
+    def _captured(self, key: ShapeKey, context: ForwardContext) -> Work:
         if not self.shapes.is_debugged:
-            return lambda: self._work(key)
-        return lambda: parts_of(self._context.breaks.call(self._work, key=key))
+            return lambda: self._work(key, context)
+        return lambda: parts_of(context.breaks.call(self._work, key=key, context=context))
 
     def _key(self, batch: ForwardBatch) -> ShapeKey:
         assert isinstance(batch.graph, GraphChoice), "a batch that names no graph was not refused"
@@ -94,7 +108,7 @@ class GraphRunner(ABC):
     def _padded(self, batch: ForwardBatch, key: ShapeKey) -> PaddedShape: ...
 
     @abstractmethod
-    def _work(self, key: ShapeKey) -> Outputs: ...
+    def _work(self, key: ShapeKey, context: ForwardContext) -> Outputs: ...
 
     @abstractmethod
     def _output(self, batch: ForwardBatch, outputs: Outputs) -> RunnerOutput: ...

@@ -11,7 +11,7 @@ from worker_svc.attention.base import AttentionBackend
 from worker_svc.batch.canary_guard import KVCanary, make_canary
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
-from worker_svc.models.registry import LoadedModel, load_model
+from worker_svc.models.registry import LoadedModel, ModelSource
 from worker_svc.runners.attention_parts import AttentionParts
 from worker_svc.runners.build_order import BuildOrder, BuildStep
 from worker_svc.runners.eager import EagerRunner, eager_runner
@@ -42,10 +42,17 @@ class ModelStack:
         self._fingerprint = ""
 
     def load_weights(self, folder: ModelFolder) -> None:
-        """Read the folder's weights and build its model."""
+        """Read the folder's weights and build its model; before that, refuse what is clear from their headers.
+
+        Raises:
+            InvalidModelFile: the weights are damaged, or not the folder's.
+            UnsupportedFeature: no family computes them, or the attention back-ends that are asked for cannot work.
+        """
         self._order.enter(BuildStep.WEIGHTS)
         settings = self._settings
-        self.loaded = load_model(folder, numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
+        source = ModelSource(folder)
+        self._attention_parts = AttentionParts(settings.executor, source.config, threads=settings.threads)
+        self.loaded = source.load(numerics=settings.numerics, dtype=settings.dtype, device=settings.device)
         self._fingerprint = folder.card.weights_fingerprint
 
     def make_pools(self) -> None:
@@ -53,11 +60,9 @@ class ModelStack:
 
         Raises:
             InvalidRequest: the pool's size is too small, or more than there is.
-            UnsupportedFeature: the attention back-ends that are asked for cannot work.
         """
         self._order.enter(BuildStep.POOLS)
         settings, config = self._settings, self.loaded.config
-        self._attention_parts = AttentionParts(settings.executor, config, threads=settings.threads)
         sizeless = self._attention_parts.sizeless(config, page_size=settings.executor.page_size)
         geometries = self._sizes.sized(
             sizeless,

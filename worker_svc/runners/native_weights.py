@@ -6,20 +6,17 @@ How many pages there will be is known once the weights are there. Says why the k
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from kernels.errors import KernelError
 from kernels.native import MAX_THREADS, Native, ThreadPool, load_native
 from kernels.native_model import NativeModel
 from kernels.native_spec import NativeLimits
-from kernels.native_types import PAGE_SIZE
+from protos.service.model_config import ModelConfig
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from worker_svc.kv.sizing import MIN_PAGES
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.models.native_source import NativeSource, native_source
-from worker_svc.numerics import DTYPES
 from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.native_rules import native_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +77,15 @@ def _packed(source: NativeSource, settings: ExecutorSettings, *, threads: Thread
 
 
 def _library(settings: ExecutorSettings) -> Native:
-    problem = _settings_problem(settings)
+    problem = native_problem(
+        device=settings.device,
+        dtype=settings.dtype,
+        page_size=settings.page_size,
+        attention=(settings.prefill_attention, settings.decode_attention),
+    )
     if problem is not None:
         raise UnsupportedFeature(problem, field="kernels")
     found = load_native()
     if not isinstance(found, Native):
         raise UnsupportedFeature(found.reason, field="kernels")
     return found
-
-
-def _settings_problem(settings: ExecutorSettings) -> str | None:
-    if torch.device(settings.device).type != "cpu":
-        return f"the native kernels are for the CPU, device is {settings.device}"
-    if DTYPES[settings.dtype] != torch.float32:
-        return "the native kernels compute float32 on quantised weights, dtype is another"
-    if settings.page_size != PAGE_SIZE:
-        return f"the native kernels have pages of {PAGE_SIZE} tokens, page_size is {settings.page_size}"
-    return None

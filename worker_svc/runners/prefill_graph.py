@@ -4,6 +4,7 @@ The layers are in the graph; the logits, of the few tokens that want them, are c
 """
 
 from worker_svc.batch.forward_batch import ForwardBatch, PaddedShape
+from worker_svc.forward_context import ForwardContext
 from worker_svc.graph_backends.base import Outputs
 from worker_svc.model_runner import RunnerOutput
 from worker_svc.runners.graph_runner import GraphRunner
@@ -16,10 +17,10 @@ class PrefillGraphRunner(GraphRunner):
     def _padded(self, batch: ForwardBatch, key: ShapeKey) -> PaddedShape:
         return PaddedShape(num_reqs=self.shapes.slots, num_tokens=key.num_tokens, num_logits=batch.num_logits)
 
-    def _work(self, key: ShapeKey) -> Outputs:
+    def _work(self, key: ShapeKey, context: ForwardContext) -> Outputs:
         tokens = slice(0, key.num_tokens)
         hidden = self._model_runner.hidden_states(
-            self._buffers.input_ids[tokens], self._buffers.positions[tokens], self._context
+            self._buffers.input_ids[tokens], self._buffers.positions[tokens], context
         )
         return (hidden,)
 

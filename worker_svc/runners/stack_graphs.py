@@ -3,8 +3,8 @@
 import time
 from functools import partial
 
+from protos.service.model_config import ModelConfig
 from worker_svc.device.memory import free_bytes
-from worker_svc.models.model_config import ModelConfig
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.eager import EagerRunner
 from worker_svc.runners.execution_paths import ExecutionPaths, one_path

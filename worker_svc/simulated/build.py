@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from protos.service.model_files import ModelCard
+from protos.service.step_times import FixedStep, read_step_times
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.errors import InvalidRequest
 from protos.wire.limits import INCARNATION_BYTES, MAX_LOGPROBS, MAX_PLAN_BYTES, PROTOCOL_MAX
@@ -15,7 +16,6 @@ from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.simulated.device_clock import StepPacer, SystemClock
 from worker_svc.simulated.executor import SimulatedExecutor, StepCost
 from worker_svc.simulated.kv_chains import ChainPool, PoolShape
-from worker_svc.simulated.step_times import DEFAULT_TABLE, FixedStep, read_step_times
 
 FEATURES = frozenset(
     {
@@ -29,6 +29,7 @@ FEATURES = frozenset(
 )
 NUMERICS = "simulated"
 DEVICE = "simulated"
+DEFAULT_TABLE = Path(__file__).parent / "step_times_h100_8b.toml"
 DTYPE = "bfloat16"
 MIN_PAGES = 2
 """The sink and one page."""
@@ -64,7 +65,7 @@ def build_simulated_executor(card: ModelCard, settings: SimulatedSettings) -> Si
     Raises:
         InvalidRequest: the table or the pool's size cannot be used.
     """
-    table = read_step_times(settings.step_times or DEFAULT_TABLE)
+    table = read_step_times(settings.step_times or DEFAULT_TABLE, field="simulated_steps")
     cost: StepCost = table if settings.step_ms is None else FixedStep(settings.step_ms)
     page_bytes = settings.page_size * table.kv_bytes_per_token
     num_pages = settings.num_pages or (settings.kv_bytes or table.kv_bytes) // page_bytes

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from protos.service.step_times import StepShape
 from protos.wire.digest import plan_digest
 from protos.wire.enums import GraphRefusal, RowFailure, RowStatus
 from protos.wire.plan import Forward, ForwardPlan, GraphChoice
@@ -19,7 +20,6 @@ from protos.wire.worker_info import WorkerInfo
 from worker_svc.simulated.device_clock import StepPacer
 from worker_svc.simulated.kv_chains import ChainPool
 from worker_svc.simulated.sampling import SampledRows, row_logprobs, sample_rows
-from worker_svc.simulated.step_times import StepShape
 from worker_svc.simulated.token_memory import ResolvedTokens, TokenMemory
 
 Array = np.ndarray
@@ -58,15 +58,19 @@ class SimulatedExecutor:
         """
         return self.stage(plan)()
 
-    def stage(self, plan: ForwardPlan) -> Callable[[], ForwardResult]:
+    def stage(self, plan: ForwardPlan, digest: bytes | None = None) -> Callable[[], ForwardResult]:
         """Do what needs no earlier result; what is left is for the device thread.
+
+        Args:
+            plan: validated.
+            digest: of the plan, where it is known.
 
         Raises:
             UnsupportedFeature: the plan needs what this worker lacks.
         """
         check_column_features(plan, self._info)
         check_forward_features(plan, self._info)
-        return partial(self._execute, plan, plan_digest(plan))
+        return partial(self._execute, plan, digest or plan_digest(plan))
 
     def reset(self) -> None:
         """Forget the sampled tokens of every plan. Pages stay as they are."""

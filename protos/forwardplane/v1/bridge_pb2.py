@@ -26,45 +26,45 @@ from protos.forwardplane.v1 import generate_pb2 as protos_dot_forwardplane_dot_v
 from protos.forwardplane.v1 import sampling_pb2 as protos_dot_forwardplane_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/forwardplane/v1/bridge.proto\x12\x0f\x66orwardplane.v1\x1a%protos/forwardplane/v1/generate.proto\x1a%protos/forwardplane/v1/sampling.proto\"\x99\x02\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x10\n\x08\x62ias_ids\x18\n \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\x0b \x01(\x0c\x12\x13\n\x0b\x61llowed_ids\x18\x0c \x01(\x0c\x12\x12\n\nbanned_ids\x18\r \x01(\x0c\"\'\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\x8d\x03\n\x0cSubmitStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x01(\x0c\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.forwardplane.v1.ResolvedSampling\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x17\n\x0foutput_logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\x12)\n\x07grammar\x18\x14 \x01(\x0b\x32\x18.forwardplane.v1.Grammar\x12\x18\n\x10isolation_domain\x18\x15 \x01(\x0c\x12\x10\n\x08priority\x18\x16 \x01(\x11\x12\x32\n\x0cprompt_wants\x18\x17 \x01(\x0b\x32\x1c.forwardplane.v1.PromptWants\"|\n\x0bPromptWants\x12\x1a\n\rlogprobs_from\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0ctop_logprobs\x18\x02 \x01(\r\x12)\n\x06states\x18\x03 \x01(\x0e\x32\x19.forwardplane.v1.StateUseB\x10\n\x0e_logprobs_from\"~\n\x14PromptLogprobColumns\x12\x11\n\tfirst_pos\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x01(\x0c\x12\x12\n\ntop_values\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\"\x98\x01\n\x0cPromptAnswer\x12<\n\x08logprobs\x18\x01 \x01(\x0b\x32%.forwardplane.v1.PromptLogprobColumnsH\x00\x88\x01\x01\x12\x32\n\x06states\x18\x02 \x01(\x0b\x32\x1d.forwardplane.v1.HiddenStatesH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\t\n\x07_states\"P\n\x0c\x43\x61ncelStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.forwardplane.v1.FinishReason\"0\n\x0bPauseStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"Q\n\nAbortOrder\x12\x10\n\x08question\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\t\x12\r\n\x05\x61sker\x18\x04 \x01(\r\"=\n\x0b\x41\x62ortAnswer\x12\x10\n\x08question\x18\x01 \x01(\x06\x12\r\n\x05\x61sker\x18\x02 \x01(\r\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\"\x1f\n\tEdgeHello\x12\x12\n\nedge_index\x18\x01 \x01(\r\"\xce\x02\n\nEdgeToCore\x12.\n\x07submits\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.SubmitStream\x12.\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32\x1d.forwardplane.v1.CancelStream\x12\x11\n\twant_load\x18\x03 \x01(\x08\x12)\n\x05hello\x18\x04 \x01(\x0b\x32\x1a.forwardplane.v1.EdgeHello\x12\x12\n\nwant_flush\x18\x05 \x01(\x08\x12,\n\x06pauses\x18\x06 \x03(\x0b\x32\x1c.forwardplane.v1.PauseStream\x12+\n\x06\x61\x62orts\x18\x07 \x03(\x0b\x32\x1b.forwardplane.v1.AbortOrder\x12\x33\n\rabort_answers\x18\x08 \x03(\x0b\x32\x1c.forwardplane.v1.AbortAnswer\"\xb4\x02\n\x0cStreamUpdate\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x11\n\tfirst_pos\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\x06 \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12+\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1c.forwardplane.v1.StreamError\x12\x32\n\x06prompt\x18\x08 \x01(\x0b\x32\x1d.forwardplane.v1.PromptAnswerH\x00\x88\x01\x01\x42\t\n\x07_prompt\"U\n\x0bStreamError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xce\x01\n\tCoreModel\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\r\x12\x14\n\x0clogits_width\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\r\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x07 \x01(\r\x12\x19\n\x11max_hidden_states\x18\x08 \x01(\r\x12\x17\n\x0fmax_hidden_mode\x18\t \x01(\r\"\xa9\x02\n\nCoreToEdge\x12.\n\x07updates\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.StreamUpdate\x12+\n\x04load\x18\x02 \x01(\x0b\x32\x1d.forwardplane.v1.GetLoadReply\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.forwardplane.v1.CoreModel\x12\x31\n\x07\x66lushed\x18\x04 \x01(\x0b\x32 .forwardplane.v1.FlushCacheReply\x12+\n\x06\x61\x62orts\x18\x05 \x03(\x0b\x32\x1b.forwardplane.v1.AbortOrder\x12\x33\n\rabort_answers\x18\x06 \x03(\x0b\x32\x1c.forwardplane.v1.AbortAnswer*a\n\x08StateUse\x12\x19\n\x15STATE_USE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTATE_USE_LAST\x10\x01\x12\x12\n\x0eSTATE_USE_FULL\x10\x02\x12\x12\n\x0eSTATE_USE_MEAN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/forwardplane/v1/bridge.proto\x12\x0f\x66orwardplane.v1\x1a%protos/forwardplane/v1/generate.proto\x1a%protos/forwardplane/v1/sampling.proto\"\x99\x02\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x10\n\x08\x62ias_ids\x18\n \x01(\x0c\x12\x13\n\x0b\x62ias_values\x18\x0b \x01(\x0c\x12\x13\n\x0b\x61llowed_ids\x18\x0c \x01(\x0c\x12\x12\n\nbanned_ids\x18\r \x01(\x0c\"\'\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xea\x03\n\x0cSubmitStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x01(\x0c\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.forwardplane.v1.ResolvedSampling\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x17\n\x0foutput_logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\x12)\n\x07grammar\x18\x14 \x01(\x0b\x32\x18.forwardplane.v1.Grammar\x12\x18\n\x10isolation_domain\x18\x15 \x01(\x0c\x12\x10\n\x08priority\x18\x16 \x01(\x11\x12\x32\n\x0cprompt_wants\x18\x17 \x01(\x0b\x32\x1c.forwardplane.v1.PromptWants\x12\x12\n\noutput_ids\x18\x1e \x01(\x0c\x12\x14\n\x0cshare_domain\x18\x18 \x01(\x0c\x12\x12\n\x05share\x18\x19 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x1a \x01(\tB\x08\n\x06_share\"|\n\x0bPromptWants\x12\x1a\n\rlogprobs_from\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0ctop_logprobs\x18\x02 \x01(\r\x12)\n\x06states\x18\x03 \x01(\x0e\x32\x19.forwardplane.v1.StateUseB\x10\n\x0e_logprobs_from\"~\n\x14PromptLogprobColumns\x12\x11\n\tfirst_pos\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x01(\x0c\x12\x12\n\ntop_values\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\"\x98\x01\n\x0cPromptAnswer\x12<\n\x08logprobs\x18\x01 \x01(\x0b\x32%.forwardplane.v1.PromptLogprobColumnsH\x00\x88\x01\x01\x12\x32\n\x06states\x18\x02 \x01(\x0b\x32\x1d.forwardplane.v1.HiddenStatesH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\t\n\x07_states\"P\n\x0c\x43\x61ncelStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.forwardplane.v1.FinishReason\"0\n\x0bPauseStream\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"Q\n\nAbortOrder\x12\x10\n\x08question\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\t\x12\r\n\x05\x61sker\x18\x04 \x01(\r\"=\n\x0b\x41\x62ortAnswer\x12\x10\n\x08question\x18\x01 \x01(\x06\x12\r\n\x05\x61sker\x18\x02 \x01(\r\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\"\x1f\n\tEdgeHello\x12\x12\n\nedge_index\x18\x01 \x01(\r\"\xce\x02\n\nEdgeToCore\x12.\n\x07submits\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.SubmitStream\x12.\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32\x1d.forwardplane.v1.CancelStream\x12\x11\n\twant_load\x18\x03 \x01(\x08\x12)\n\x05hello\x18\x04 \x01(\x0b\x32\x1a.forwardplane.v1.EdgeHello\x12\x12\n\nwant_flush\x18\x05 \x01(\x08\x12,\n\x06pauses\x18\x06 \x03(\x0b\x32\x1c.forwardplane.v1.PauseStream\x12+\n\x06\x61\x62orts\x18\x07 \x03(\x0b\x32\x1b.forwardplane.v1.AbortOrder\x12\x33\n\rabort_answers\x18\x08 \x03(\x0b\x32\x1c.forwardplane.v1.AbortAnswer\"\xb4\x02\n\x0cStreamUpdate\x12\x11\n\tstream_id\x18\x01 \x01(\x06\x12\x11\n\tfirst_pos\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.forwardplane.v1.TokenLogprob\x12\'\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x17.forwardplane.v1.Finish\x12%\n\x05usage\x18\x06 \x01(\x0b\x32\x16.forwardplane.v1.Usage\x12+\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1c.forwardplane.v1.StreamError\x12\x32\n\x06prompt\x18\x08 \x01(\x0b\x32\x1d.forwardplane.v1.PromptAnswerH\x00\x88\x01\x01\x42\t\n\x07_prompt\"U\n\x0bStreamError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xce\x01\n\tCoreModel\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\r\x12\x14\n\x0clogits_width\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\r\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x07 \x01(\r\x12\x19\n\x11max_hidden_states\x18\x08 \x01(\r\x12\x17\n\x0fmax_hidden_mode\x18\t \x01(\r\"\xa9\x02\n\nCoreToEdge\x12.\n\x07updates\x18\x01 \x03(\x0b\x32\x1d.forwardplane.v1.StreamUpdate\x12+\n\x04load\x18\x02 \x01(\x0b\x32\x1d.forwardplane.v1.GetLoadReply\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.forwardplane.v1.CoreModel\x12\x31\n\x07\x66lushed\x18\x04 \x01(\x0b\x32 .forwardplane.v1.FlushCacheReply\x12+\n\x06\x61\x62orts\x18\x05 \x03(\x0b\x32\x1b.forwardplane.v1.AbortOrder\x12\x33\n\rabort_answers\x18\x06 \x03(\x0b\x32\x1c.forwardplane.v1.AbortAnswer*a\n\x08StateUse\x12\x19\n\x15STATE_USE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTATE_USE_LAST\x10\x01\x12\x12\n\x0eSTATE_USE_FULL\x10\x02\x12\x12\n\x0eSTATE_USE_MEAN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.forwardplane.v1.bridge_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATEUSE']._serialized_start=2823
-  _globals['_STATEUSE']._serialized_end=2920
+  _globals['_STATEUSE']._serialized_start=2916
+  _globals['_STATEUSE']._serialized_end=3013
   _globals['_RESOLVEDSAMPLING']._serialized_start=135
   _globals['_RESOLVEDSAMPLING']._serialized_end=416
   _globals['_GRAMMAR']._serialized_start=418
   _globals['_GRAMMAR']._serialized_end=457
   _globals['_SUBMITSTREAM']._serialized_start=460
-  _globals['_SUBMITSTREAM']._serialized_end=857
-  _globals['_PROMPTWANTS']._serialized_start=859
-  _globals['_PROMPTWANTS']._serialized_end=983
-  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_start=985
-  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_end=1111
-  _globals['_PROMPTANSWER']._serialized_start=1114
-  _globals['_PROMPTANSWER']._serialized_end=1266
-  _globals['_CANCELSTREAM']._serialized_start=1268
-  _globals['_CANCELSTREAM']._serialized_end=1348
-  _globals['_PAUSESTREAM']._serialized_start=1350
-  _globals['_PAUSESTREAM']._serialized_end=1398
-  _globals['_ABORTORDER']._serialized_start=1400
-  _globals['_ABORTORDER']._serialized_end=1481
-  _globals['_ABORTANSWER']._serialized_start=1483
-  _globals['_ABORTANSWER']._serialized_end=1544
-  _globals['_EDGEHELLO']._serialized_start=1546
-  _globals['_EDGEHELLO']._serialized_end=1577
-  _globals['_EDGETOCORE']._serialized_start=1580
-  _globals['_EDGETOCORE']._serialized_end=1914
-  _globals['_STREAMUPDATE']._serialized_start=1917
-  _globals['_STREAMUPDATE']._serialized_end=2225
-  _globals['_STREAMERROR']._serialized_start=2227
-  _globals['_STREAMERROR']._serialized_end=2312
-  _globals['_COREMODEL']._serialized_start=2315
-  _globals['_COREMODEL']._serialized_end=2521
-  _globals['_CORETOEDGE']._serialized_start=2524
-  _globals['_CORETOEDGE']._serialized_end=2821
+  _globals['_SUBMITSTREAM']._serialized_end=950
+  _globals['_PROMPTWANTS']._serialized_start=952
+  _globals['_PROMPTWANTS']._serialized_end=1076
+  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_start=1078
+  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_end=1204
+  _globals['_PROMPTANSWER']._serialized_start=1207
+  _globals['_PROMPTANSWER']._serialized_end=1359
+  _globals['_CANCELSTREAM']._serialized_start=1361
+  _globals['_CANCELSTREAM']._serialized_end=1441
+  _globals['_PAUSESTREAM']._serialized_start=1443
+  _globals['_PAUSESTREAM']._serialized_end=1491
+  _globals['_ABORTORDER']._serialized_start=1493
+  _globals['_ABORTORDER']._serialized_end=1574
+  _globals['_ABORTANSWER']._serialized_start=1576
+  _globals['_ABORTANSWER']._serialized_end=1637
+  _globals['_EDGEHELLO']._serialized_start=1639
+  _globals['_EDGEHELLO']._serialized_end=1670
+  _globals['_EDGETOCORE']._serialized_start=1673
+  _globals['_EDGETOCORE']._serialized_end=2007
+  _globals['_STREAMUPDATE']._serialized_start=2010
+  _globals['_STREAMUPDATE']._serialized_end=2318
+  _globals['_STREAMERROR']._serialized_start=2320
+  _globals['_STREAMERROR']._serialized_end=2405
+  _globals['_COREMODEL']._serialized_start=2408
+  _globals['_COREMODEL']._serialized_end=2614
+  _globals['_CORETOEDGE']._serialized_start=2617
+  _globals['_CORETOEDGE']._serialized_end=2914
 # @@protoc_insertion_point(module_scope)

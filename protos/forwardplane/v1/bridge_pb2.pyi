@@ -146,6 +146,10 @@ class SubmitStream(_message.Message):
     ISOLATION_DOMAIN_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     PROMPT_WANTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_IDS_FIELD_NUMBER: _builtins.int
+    SHARE_DOMAIN_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """Minted by the edge, unique within it."""
     request_id: _builtins.str
@@ -161,6 +165,14 @@ class SubmitStream(_message.Message):
     isolation_domain: _builtins.bytes
     """Streams of one domain share cached prefixes: 16 bytes of a hash."""
     priority: _builtins.int
+    output_ids: _builtins.bytes
+    """i32 little-endian: the output as far as the caller has it, of a stream that goes on."""
+    share_domain: _builtins.bytes
+    """Whose share of the work it is taken from; empty: the isolation domain's."""
+    share: _builtins.float
+    """Weight of that share beside others; absent: 1."""
+    traceparent: _builtins.str
+    """W3C traceparent of the call's span, if it is recorded."""
     @_builtins.property
     def sampling(self) -> Global___ResolvedSampling: ...
     @_builtins.property
@@ -186,12 +198,18 @@ class SubmitStream(_message.Message):
         isolation_domain: _builtins.bytes = ...,
         priority: _builtins.int = ...,
         prompt_wants: Global___PromptWants | None = ...,
+        output_ids: _builtins.bytes = ...,
+        share_domain: _builtins.bytes = ...,
+        share: _builtins.float | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "prompt_wants", b"prompt_wants", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "grammar", b"grammar", "prompt_wants", b"prompt_wants", "sampling", b"sampling", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "deadline_ms", b"deadline_ms", "grammar", b"grammar", "isolation_domain", b"isolation_domain", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_ids", b"output_ids", "output_logprobs", b"output_logprobs", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_wants", b"prompt_wants", "request_id", b"request_id", "sampling", b"sampling", "share", b"share", "share_domain", b"share_domain", "stop_token_ids", b"stop_token_ids", "stream_id", b"stream_id", "top_logprobs", b"top_logprobs", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__share: _TypeAlias = _typing.Literal["share"]  # noqa: Y015
+    _WhichOneofArgType__share: _TypeAlias = _typing.Literal["_share", b"_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share) -> _WhichOneofReturnType__share | None: ...
 
 Global___SubmitStream: _TypeAlias = SubmitStream  # noqa: Y015
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from protos.forwardplane.v1 import plan_pb2 as _plan_pb2
 from protos.forwardplane.v1 import sampling_pb2 as _sampling_pb2
 from protos.forwardplane.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -128,6 +129,7 @@ class GenerateRequest(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     EBNF_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As it is; no template is applied."""
     model: _builtins.str
@@ -169,6 +171,12 @@ class GenerateRequest(_message.Message):
     def choice(self) -> Global___ChoiceList:
         """One of these texts."""
 
+    @_builtins.property
+    def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumedSample]:
+        """Go on with samples that a scheduler had begun which is gone; Generate only. The other fields are those of that first
+        request. At most one item for each sample; one that is not named has ended.
+        """
+
     def __init__(
         self,
         *,
@@ -190,10 +198,11 @@ class GenerateRequest(_message.Message):
         regex: _builtins.str = ...,
         ebnf: _builtins.str = ...,
         choice: Global___ChoiceList | None = ...,
+        resume: _abc.Iterable[Global___ResumedSample] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_hidden_states", b"_hidden_states", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "hidden_states", b"hidden_states", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_hidden_states", b"_hidden_states", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "hidden_states", b"hidden_states", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_echo", b"_echo", "_hidden_states", b"_hidden_states", "_keep_special_tokens", b"_keep_special_tokens", "_logprobs", b"_logprobs", "_model", b"_model", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "client_tag", b"client_tag", "ebnf", b"ebnf", "echo", b"echo", "grammar", b"grammar", "hidden_states", b"hidden_states", "json_schema", b"json_schema", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -237,6 +246,50 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumedSample(_message.Message):
+    """A sample that has not ended, and what its caller holds of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    HAS_BEGUN_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.bytes
+    """From `GenerateChunk.resume_tickets`. FAILED_PRECONDITION when it is not of this request, model and caller, or is too
+    old.
+    """
+    text_bytes: _builtins.int
+    has_begun: _builtins.bool
+    """A chunk of it has come: what only a first chunk has is not given again."""
+    prompt_logprobs: _builtins.int
+    """Positions of prompt log-probabilities that have come, and whether hidden states have. They are not given again."""
+    hidden_states: _builtins.bool
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All output ids that have come, and the size of their text in UTF-8 bytes. What follows begins behind them."""
+
+    def __init__(
+        self,
+        *,
+        ticket: _builtins.bytes = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text_bytes: _builtins.int = ...,
+        has_begun: _builtins.bool = ...,
+        prompt_logprobs: _builtins.int = ...,
+        hidden_states: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_begun", b"has_begun", "hidden_states", b"hidden_states", "prompt_logprobs", b"prompt_logprobs", "text_bytes", b"text_bytes", "ticket", b"ticket", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumedSample: _TypeAlias = ResumedSample  # noqa: Y015
 
 @_typing.final
 class PromptLogprobOptions(_message.Message):
@@ -334,6 +387,7 @@ class GenerateChunk(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_FIRST_POS_FIELD_NUMBER: _builtins.int
     HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    RESUME_TICKETS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Set in the first chunk of each sample; also in initial metadata as `request-id`."""
     client_tag: _builtins.str
@@ -370,6 +424,12 @@ class GenerateChunk(_message.Message):
 
     @_builtins.property
     def hidden_states(self) -> Global___HiddenStates: ...
+    @_builtins.property
+    def resume_tickets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The call's first chunk only, where the server lets callers resume: one for each sample of the call, in order of
+        sample_index.
+        """
+
     def __init__(
         self,
         *,
@@ -388,10 +448,11 @@ class GenerateChunk(_message.Message):
         prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprob] | None = ...,
         prompt_first_pos: _builtins.int = ...,
         hidden_states: Global___HiddenStates | None = ...,
+        resume_tickets: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "_seed", b"_seed", "finish", b"finish", "hidden_states", b"hidden_states", "prompt_text", b"prompt_text", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "hidden_states", b"hidden_states", "logprobs", b"logprobs", "prompt_first_pos", b"prompt_first_pos", "prompt_logprobs", b"prompt_logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states", "_prompt_text", b"_prompt_text", "_seed", b"_seed", "client_tag", b"client_tag", "finish", b"finish", "first_pos", b"first_pos", "hidden_states", b"hidden_states", "logprobs", b"logprobs", "prompt_first_pos", b"prompt_first_pos", "prompt_logprobs", b"prompt_logprobs", "prompt_text", b"prompt_text", "request_id", b"request_id", "resume_tickets", b"resume_tickets", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hidden_states: _TypeAlias = _typing.Literal["hidden_states"]  # noqa: Y015
     _WhichOneofArgType__hidden_states: _TypeAlias = _typing.Literal["_hidden_states", b"_hidden_states"]  # noqa: Y015
@@ -815,6 +876,7 @@ class WorkerLoad(_message.Message):
     GRAPH_REPLAYS_FIELD_NUMBER: _builtins.int
     GRAPH_MISSES_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAPHS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: _worker_pb2.WorkerState.ValueType
     device: _builtins.str
@@ -831,6 +893,10 @@ class WorkerLoad(_message.Message):
     graph_replays: _builtins.int
     graph_misses: _builtins.int
     padded_tokens: _builtins.int
+    @_builtins.property
+    def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphUse]:
+        """Of each phase that ran; their sums are the three counts above."""
+
     def __init__(
         self,
         *,
@@ -850,14 +916,72 @@ class WorkerLoad(_message.Message):
         graph_replays: _builtins.int = ...,
         graph_misses: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
+        graphs: _abc.Iterable[Global___GraphUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "graph_misses", b"graph_misses", "graph_replays", b"graph_replays", "kernels", b"kernels", "name", b"name", "numerics", b"numerics", "padded_tokens", b"padded_tokens", "pages", b"pages", "pages_used", b"pages_used", "plan_bytes", b"plan_bytes", "plan_rows", b"plan_rows", "plans", b"plans", "plans_in_flight", b"plans_in_flight", "requests_running", b"requests_running", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "graph_misses", b"graph_misses", "graph_replays", b"graph_replays", "graphs", b"graphs", "kernels", b"kernels", "name", b"name", "numerics", b"numerics", "padded_tokens", b"padded_tokens", "pages", b"pages", "pages_used", b"pages_used", "plan_bytes", b"plan_bytes", "plan_rows", b"plan_rows", "plans", b"plans", "plans_in_flight", b"plans_in_flight", "requests_running", b"requests_running", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class GraphUse(_message.Message):
+    """How the forwards of one phase ran: each is a replay, or a miss with one reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    REAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    phase: _plan_pb2.GraphPhase.ValueType
+    replays: _builtins.int
+    real_tokens: _builtins.int
+    """Rows (decode) or tokens (prefill) that the replays were asked for, and what they computed beside that."""
+    padded_tokens: _builtins.int
+    @_builtins.property
+    def misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphMisses]: ...
+    def __init__(
+        self,
+        *,
+        phase: _plan_pb2.GraphPhase.ValueType = ...,
+        replays: _builtins.int = ...,
+        real_tokens: _builtins.int = ...,
+        padded_tokens: _builtins.int = ...,
+        misses: _abc.Iterable[Global___GraphMisses] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["misses", b"misses", "padded_tokens", b"padded_tokens", "phase", b"phase", "real_tokens", b"real_tokens", "replays", b"replays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphUse: _TypeAlias = GraphUse  # noqa: Y015
+
+@_typing.final
+class GraphMisses(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _plan_pb2.GraphRefusal.ValueType
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _plan_pb2.GraphRefusal.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphMisses: _TypeAlias = GraphMisses  # noqa: Y015
 
 @_typing.final
 class GetLoadReply(_message.Message):

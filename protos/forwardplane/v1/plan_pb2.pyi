@@ -1270,6 +1270,7 @@ class PlanTimings(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
     DEVICE_TO_HOST_NS_FIELD_NUMBER: _builtins.int
+    BUBBLE_NS_FIELD_NUMBER: _builtins.int
     receive_ns: _builtins.int
     parse_ns: _builtins.int
     wait_ns: _builtins.int
@@ -1277,6 +1278,10 @@ class PlanTimings(_message.Message):
     forward_ns: _builtins.int
     sample_ns: _builtins.int
     device_to_host_ns: _builtins.int
+    bubble_ns: _builtins.int
+    """Time that the device stood idle before this plan although it carries on a request of the plan before it. Not part of the
+    plan's own time: most of it lies before its arrival.
+    """
     def __init__(
         self,
         *,
@@ -1287,10 +1292,11 @@ class PlanTimings(_message.Message):
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
         device_to_host_ns: _builtins.int = ...,
+        bubble_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_to_host_ns", b"device_to_host_ns", "forward_ns", b"forward_ns", "host_to_device_ns", b"host_to_device_ns", "parse_ns", b"parse_ns", "receive_ns", b"receive_ns", "sample_ns", b"sample_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_ns", b"bubble_ns", "device_to_host_ns", b"device_to_host_ns", "forward_ns", b"forward_ns", "host_to_device_ns", b"host_to_device_ns", "parse_ns", b"parse_ns", "receive_ns", b"receive_ns", "sample_ns", b"sample_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,19 +12,20 @@ from aiohttp import web
 from protos.forwardplane.v1.generate_pb2 import Embedding, EmbedRequest, GenerateRequest, TokenPrompt
 from protos.wire.errors import EngineError
 from protos.wire.limits import DEFAULT_DEADLINE_S
-from scheduler_svc.edge.caller_identity import ANONYMOUS
+from scheduler_svc.edge.call_traces import HEADER
+from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
-from scheduler_svc.edge.embedder import Times, embeddings
+from scheduler_svc.edge.embedder import Called, Times, embeddings
 from scheduler_svc.edge.http_front.answering import OK, Answered
 from scheduler_svc.edge.http_front.closed_fields import parse_fields
-from scheduler_svc.edge.http_front.generate_requests import split_item
-from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest
+from scheduler_svc.edge.http_front.generate_requests import rename_error
+from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest, as_many
 from scheduler_svc.edge.metrics import counting_rejections
 
 _NAMES = {"tokens.ids": "input", "text": "input", "requests": "input", "prompt": "input", "client_tag": "user"}
 
 
-async def embedding_answer(body: bytes, parts: EdgeParts) -> Answered:
+async def embedding_answer(http: web.Request, body: bytes, parts: EdgeParts, caller: CallerIdentity) -> Answered:
     """Answer a call.
 
     Raises:
@@ -33,17 +34,16 @@ async def embedding_answer(body: bytes, parts: EdgeParts) -> Answered:
     arrived = asyncio.get_running_loop().time()
     with counting_rejections(parts.metrics):
         request = parse_fields(body, EmbeddingRequest)
-    with _callers_words():
-        made = await embeddings(
-            _embed_request(request), parts, ANONYMOUS, times=Times(arrived, arrived + DEFAULT_DEADLINE_S)
-        )
+    times = Times(arrived, arrived + DEFAULT_DEADLINE_S, Called(http.path, http.headers.getall(HEADER, [])))
+    with _callers_words(request):
+        made = await embeddings(_embed_request(request), parts, caller, times=times)
     reply = _reply(made, model=parts.link.facts.card.name, is_base64=request.encoding_format == "base64")
     return Answered(web.json_response(reply), OK)
 
 
 def _embed_request(request: EmbeddingRequest) -> EmbedRequest:
     asked = EmbedRequest(pooling=request.pooling or "", normalize=request.normalize)
-    for prompt in request.input:
+    for prompt in as_many(request.input):
         one = asked.requests.add(
             model=request.model,
             client_tag=request.user or "",
@@ -83,14 +83,10 @@ def _base64(values: Sequence[float]) -> str:
 
 
 @contextmanager
-def _callers_words() -> Iterator[None]:
+def _callers_words(request: EmbeddingRequest) -> Iterator[None]:
     """Errors that pass through speak of the fields that the caller sent."""
     try:
         yield
     except EngineError as error:
-        item, field = split_item(error.field)
-        name = next((theirs for ours, theirs in _NAMES.items() if field.startswith(ours)), field)
-        if field and error.message.startswith(field):
-            error.message = name + error.message.removeprefix(field)
-        error.field = f"input[{item}]" if name == "input" and item is not None else name
+        rename_error(error, _NAMES, many="input" if len(as_many(request.input)) > 1 else None)
         raise

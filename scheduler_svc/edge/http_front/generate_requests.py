@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from protos.forwardplane.v1.generate_pb2 import ChatMessage, ChatPrompt, GenerateRequest, TokenPrompt
 from protos.forwardplane.v1.sampling_pb2 import SamplingParameters, StopParameters
 from protos.wire.errors import EngineError, InvalidRequest, UnsupportedFeature
-from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message
+from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message, as_many
 from scheduler_svc.edge.http_front.output_shapes import GRAMMAR_FIELDS, shape_field, shape_of
 
 _SEEDS = 1 << 64
@@ -27,7 +27,13 @@ _NAMES = {
     "client_tag": "user",
 }
 _CHAT_NAMES = {"chat.": "", "chat": "messages", "prompt": "messages", "logprobs": "top_logprobs", **_NAMES}
-_COMPLETION_NAMES = {"tokens.ids": "prompt", "text": "prompt", "requests": "prompt", **_NAMES}
+_COMPLETION_NAMES = {
+    "tokens.ids": "prompt",
+    "text": "prompt",
+    "requests": "prompt",
+    "prompt_logprobs.top": "logprobs",
+    **_NAMES,
+}
 
 
 def chat_requests(request: ChatRequest) -> list[GenerateRequest]:
@@ -44,6 +50,10 @@ def chat_requests(request: ChatRequest) -> list[GenerateRequest]:
     ):
         message = f"max_tokens is {request.max_tokens}, max_completion_tokens {request.max_completion_tokens}"
         raise InvalidRequest(message + "; they mean the same", field="max_tokens")
+    for field in ("max_tokens", "max_completion_tokens"):
+        if getattr(request, field) == 0:
+            message = f"{field} is 0; must be 1 or more: prompts are scored by /v1/completions, with echo and logprobs"
+            raise InvalidRequest(message, field=field)
     generation = _generation(request, logprobs=(request.top_logprobs or 0) if request.logprobs else None)
     if request.max_completion_tokens is not None:
         generation.stop.max_tokens = request.max_completion_tokens
@@ -58,17 +68,23 @@ def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
         InvalidRequest: two fields contradict each other.
     """
     _check_stream_options(request)
-    if request.echo and request.logprobs is not None:
-        message = "logprobs cannot be combined with echo: only the gRPC service gives those of a prompt"
-        raise InvalidRequest(message, field="logprobs")
+    is_scored = bool(request.echo) and request.logprobs is not None
+    if request.max_tokens == 0 and not is_scored:
+        message = "max_tokens is 0; allowed only together with echo and logprobs, which score the prompt"
+        raise InvalidRequest(message, field="max_tokens")
+    if is_scored and request.stream and (request.n or 1) > 1:
+        message = f"n is {request.n}; the limit is 1 where echo, logprobs and stream are combined"
+        raise UnsupportedFeature(message, field="n")
     if request.best_of is not None and request.best_of != (request.n or 1):
         message = "best_of is offered only equal to n: all samples are given back"
         raise UnsupportedFeature(message, field="best_of")
     common = _generation(request, logprobs=request.logprobs)
     if request.echo:
         common.echo = True
+    if is_scored:
+        common.prompt_logprobs.top = request.logprobs or 0
     generations = []
-    for prompt in request.prompt:
+    for prompt in as_many(request.prompt):
         generation = GenerateRequest()
         generation.CopyFrom(common)
         if isinstance(prompt, str):
@@ -83,20 +99,14 @@ def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
 def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
     """Errors that pass through speak of the fields that the caller sent."""
     names = dict(_CHAT_NAMES if isinstance(request, ChatRequest) else _COMPLETION_NAMES)
-    has_many = isinstance(request, CompletionRequest) and len(request.prompt) > 1
+    has_many = isinstance(request, CompletionRequest) and len(as_many(request.prompt)) > 1
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         names["stop.max_tokens"] = "max_completion_tokens"
     names |= dict.fromkeys(GRAMMAR_FIELDS, shape_field(request.response_format, request.structured_outputs))
     try:
         yield
     except EngineError as error:
-        item, field = split_item(error.field)
-        named = _renamed(field, names)
-        if field and error.message.startswith(field):
-            error.message = named + error.message.removeprefix(field).replace("stop.", "")
-        if has_many and item is not None and named.startswith("prompt"):
-            named = f"prompt[{item}]{named.removeprefix('prompt')}"
-        error.field = named
+        rename_error(error, names, many="prompt" if has_many else None)
         raise
 
 
@@ -104,6 +114,23 @@ def split_item(field: str) -> tuple[int | None, str]:
     """Which of several requests a field is of, and its name in there."""
     found = _ITEM.match(field)
     return (int(found[1]), field[found.end() :]) if found else (None, field)
+
+
+def rename_error(error: EngineError, names: Mapping[str, str], *, many: str | None) -> None:
+    """Speak of a field by the caller's name, with the place of one of several prompts, in field and message alike.
+
+    Args:
+        error: as the callers' service says it.
+        names: theirs by the beginnings of ours.
+        many: the field that holds several prompts, if there are several.
+    """
+    item, field = split_item(error.field)
+    named = _renamed(field, names)
+    if many is not None and item is not None and named.startswith(many):
+        named = f"{many}[{item}]{named.removeprefix(many)}"
+    if field and error.message.startswith(field):
+        error.message = named + error.message.removeprefix(field).replace("stop.", "")
+    error.field = named
 
 
 def _renamed(field: str, names: Mapping[str, str]) -> str:

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from protos.wire.limits import DEFAULT_DEADLINE_S
 from scheduler_svc.edge.admission import MAX_HELD_IDS
-from scheduler_svc.edge.caller_identity import ANONYMOUS
+from scheduler_svc.edge.call_traces import HEADER
+from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.http_front.answering import Answered, Begun, answer_streamed, answer_whole
 from scheduler_svc.edge.http_front.asked import Asked, asked_of_chat, asked_of_completion
@@ -34,39 +35,46 @@ class GenerationCalls:
         self._write_limit_s = write_limit_s
         self._pacing = WritePacing(lambda: parts.link.num_streams)
 
-    async def chat(self, http: web.Request, body: bytes) -> Answered:
+    async def chat(self, http: web.Request, body: bytes, caller: CallerIdentity) -> Answered:
         """Answer a chat.
 
         Raises:
             EngineError: refused, or failed before anything was written.
         """
-        return await self._answer(http, body, asked_of_chat)
+        return await self._answer(http, body, asked_of_chat, caller=caller)
 
-    async def completion(self, http: web.Request, body: bytes) -> Answered:
+    async def completion(self, http: web.Request, body: bytes, caller: CallerIdentity) -> Answered:
         """Answer a completion of one or more prompts.
 
         Raises:
             EngineError: as `chat`.
         """
-        return await self._answer(http, body, asked_of_completion)
+        return await self._answer(http, body, asked_of_completion, caller=caller)
 
-    async def _answer(self, http: web.Request, body: bytes, read: Callable[[bytes], Asked]) -> Answered:
+    async def _answer(
+        self, http: web.Request, body: bytes, read: Callable[[bytes], Asked], *, caller: CallerIdentity
+    ) -> Answered:
         arrived = asyncio.get_running_loop().time()
         deadline = arrived + DEFAULT_DEADLINE_S
         link, metrics = self._parts.link, self._parts.metrics
         with counting_rejections(metrics):
             asked = read(body) if len(body) <= _MAX_READ_ON_LOOP else await asyncio.to_thread(read, body)
+        carriers = http.headers.getall(HEADER, [])
         with asked.in_callers_words():
-            with counting_rejections(metrics):
+            with counting_rejections(metrics), self._parts.traces.admitting(http.path, carriers) as trace:
+                trace.asked(asked.generations)
                 streams = await self._parts.admission.open_streams(
                     asked.generations,
-                    ANONYMOUS,
+                    caller,
                     deadline=deadline,
                     max_held_ids=MAX_HELD_IDS if asked.is_streamed else None,
+                    traceparent=trace.traceparent,
                 )
-            with running(streams, link=link, metrics=metrics, arrived=arrived, deadline=deadline) as records:
+            with running(
+                streams, link=link, metrics=metrics, arrived=arrived, deadline=deadline, trace=trace
+            ) as records:
                 head = self._head(streams[0].names.request_id, asked)
-                answer = asked.answer(head, self._parts.tokenizer, link.facts)
+                answer = asked.answer(head, streams, tokenizer=self._parts.tokenizer, facts=link.facts)
                 begun = Begun(streams=streams, records=records, answer=answer)
                 if not asked.is_streamed:
                     return await answer_whole(begun)

@@ -11,12 +11,14 @@ from typing import Any
 
 from aiohttp import web
 
-from protos.wire.errors import EngineError, MessageTooLarge, UnknownModel
+from protos.wire.errors import EngineError, MessageTooLarge, Unauthenticated, UnknownModel
 
 STATUSES: Mapping[str, int] = MappingProxyType(
     {
         "INVALID_ARGUMENT": 400,
         "FAILED_PRECONDITION": 400,
+        "UNAUTHENTICATED": 401,
+        "PERMISSION_DENIED": 403,
         "NOT_FOUND": 404,
         "ABORTED": 409,
         "RESOURCE_EXHAUSTED": 429,
@@ -71,14 +73,23 @@ def error_reply(error: EngineError) -> ErrorReply:
     return ErrorReply(
         status=web.HTTPRequestEntityTooLarge.status_code if is_too_large else STATUSES[error.status],
         message=error.message,
-        code="model_not_found" if isinstance(error, UnknownModel) else error.reason.lower(),
+        code=_code(error),
         param=error.field or None,
         headers=_headers(error),
     )
 
 
+def _code(error: EngineError) -> str:
+    """OpenAI's word where there is one."""
+    if isinstance(error, Unauthenticated):
+        return "invalid_api_key"
+    return "model_not_found" if isinstance(error, UnknownModel) else error.reason.lower()
+
+
 def _headers(error: EngineError) -> dict[str, str]:
     """When to come again. `x-should-retry` is what OpenAI's clients obey before they look at the status."""
+    if isinstance(error, Unauthenticated):
+        return {"x-should-retry": "false", "www-authenticate": "Bearer"}
     if error.retry not in _RETRIES:
         return {"x-should-retry": "false"}
     pause_ms = error.retry_after_ms or _DEFAULT_RETRY_MS

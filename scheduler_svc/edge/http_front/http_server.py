@@ -5,6 +5,7 @@ readable call has OpenAI's error shape; a caller who left cancels its call at on
 """
 
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from protos.service.server import bound_socket
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError, QueueFull, UnknownModel
 from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES
+from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.http_front.answering import OK, Answered
 from scheduler_svc.edge.http_front.embedding_calls import embedding_answer
@@ -26,11 +28,13 @@ from scheduler_svc.edge.metrics import HttpCallMetrics
 
 logger = logging.getLogger(__name__)
 
-Endpoint = Callable[[web.Request], Awaitable[Answered]]
+Endpoint = Callable[[web.Request, CallerIdentity], Awaitable[Answered]]
 
 _STOP_GRACE_S = 1.0
 _MAX_SHOWN_CHARS = 64
 _MAX_HEADER_BYTES = 8190
+_OPEN_ROUTES = frozenset({"/health"})
+"""Answered without a caller's identity: they tell nothing but that the server serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class HttpAddress:
     port: int
     shares_port: bool = False
     """Other edges listen on the same port; the parent has proved it free."""
+    tls: ssl.SSLContext | None = None
+    """None: plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,7 @@ class HttpServer:
         )
         try:
             await self._runner.setup()
-            await web.SockSite(self._runner, listener).start()
+            await web.SockSite(self._runner, listener, ssl_context=where.tls).start()
         except BaseException:
             listener.close()
             raise
@@ -143,27 +149,28 @@ class HttpServer:
             with fault_border(route):
                 if self._calls.open_calls > self._limits.max_calls:
                     raise QueueFull(f"this edge serves {self._limits.max_calls} HTTP calls, which is its limit")
-                return await _or_refusal(endpoint(request))
+                caller = ANONYMOUS if route in _OPEN_ROUTES else self._parts.door.admit_http(request)
+                return await _or_refusal(endpoint(request, caller))
         except EngineError as error:
             return Answered(error_reply(error).response(), error.status)
 
-    async def _chat(self, request: web.Request) -> Answered:
-        return await self._generation.chat(request, await self._body(request))
+    async def _chat(self, request: web.Request, caller: CallerIdentity) -> Answered:
+        return await self._generation.chat(request, await self._body(request), caller)
 
-    async def _completion(self, request: web.Request) -> Answered:
-        return await self._generation.completion(request, await self._body(request))
+    async def _completion(self, request: web.Request, caller: CallerIdentity) -> Answered:
+        return await self._generation.completion(request, await self._body(request), caller)
 
-    async def _embeddings(self, request: web.Request) -> Answered:
-        return await embedding_answer(await self._body(request), self._parts)
+    async def _embeddings(self, request: web.Request, caller: CallerIdentity) -> Answered:
+        return await embedding_answer(request, await self._body(request), self._parts, caller)
 
-    async def _health(self, _request: web.Request) -> Answered:
+    async def _health(self, _request: web.Request, _caller: CallerIdentity) -> Answered:
         self._parts.admission.check_gate()
         return Answered(web.json_response({"status": "serving"}), OK)
 
-    async def _models(self, _request: web.Request) -> Answered:
+    async def _models(self, _request: web.Request, _caller: CallerIdentity) -> Answered:
         return Answered(web.json_response({"object": "list", "data": [self._served()]}), OK)
 
-    async def _model(self, request: web.Request) -> Answered:
+    async def _model(self, request: web.Request, _caller: CallerIdentity) -> Answered:
         asked, served = request.match_info["model"], self._served()
         if asked != served["id"]:
             message = f"model is {asked[:_MAX_SHOWN_CHARS]!r}; this server serves {served['id']!r}"

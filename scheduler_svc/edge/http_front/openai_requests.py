@@ -21,7 +21,7 @@ from scheduler_svc.edge.http_front.body_refusals import HIDDEN_TAG, WRONG_KIND
 from scheduler_svc.edge.http_front.closed_fields import ClosedFields, Neutral
 from scheduler_svc.edge.http_front.output_shapes import ResponseFormat, StructuredOutputs
 
-_TEXT, _IDS = f"{HIDDEN_TAG}text", f"{HIDDEN_TAG}ids"
+_TEXT, _IDS, _MANY = (f"{HIDDEN_TAG}{kind}" for kind in ("text", "ids", "many"))
 
 _CHAT_NEUTRAL: Neutral = MappingProxyType(
     {
@@ -63,14 +63,24 @@ def _one_or_more(value: Any) -> Any:
     return _list_of(value, "has to be a text or a list of texts", one=value)
 
 
-def _prompts(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], int):
+def _kind_of_prompt(value: Any) -> str | None:
+    if isinstance(value, list):
+        return _IDS
+    return _TEXT if isinstance(value, str) else None
+
+
+def _kind_of_prompts(value: Any) -> str | None:
+    """A list that begins with a number is one prompt of ids; else it holds prompts."""
+    is_many = isinstance(value, list) and not (value and isinstance(value[0], int | float))
+    return _MANY if is_many else _kind_of_prompt(value)
+
+
+def as_many(value: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:
+    """One prompt or several, as a list."""
+    if isinstance(value, str):
         return [value]
-    return _list_of(value, "has to be a text, a list of texts, or token ids", one=value)
-
-
-def _kind_of_prompt(value: Any) -> str:
-    return _IDS if isinstance(value, list) else _TEXT
+    ids = [item for item in value if isinstance(item, int)]
+    return [ids] if ids else [item for item in value if not isinstance(item, int)]
 
 
 def _parts(value: Any) -> Any:
@@ -96,7 +106,24 @@ Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 Ids = Annotated[list[Int64], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]
 Listed = Annotated[list[Int64], Field(fail_fast=True, max_length=MAX_LISTED_TOKEN_IDS)]
-Prompt = Annotated[Annotated[str, Tag(_TEXT)] | Annotated[Ids, Tag(_IDS)], Discriminator(_kind_of_prompt)]
+Prompt = Annotated[
+    Annotated[str, Tag(_TEXT)] | Annotated[Ids, Tag(_IDS)],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type=WRONG_KIND,
+        custom_error_message="has to be a text or a list of token ids",
+    ),
+]
+_Many = Annotated[list[Prompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS_PER_CALL)]
+Prompts = Annotated[
+    Annotated[str, Tag(_TEXT)] | Annotated[Ids, Tag(_IDS)] | Annotated[_Many, Tag(_MANY)],
+    Discriminator(
+        _kind_of_prompts,
+        custom_error_type=WRONG_KIND,
+        custom_error_message="has to be a text, a list of token ids, or a list of texts or of lists of token ids",
+    ),
+]
+"""One prompt or several, as they were sent, so that errors name their places."""
 
 
 class StreamOptions(ClosedFields):
@@ -181,9 +208,7 @@ class CompletionRequest(CallFields, SamplingFields, StopFields):
 
     neutral: ClassVar[Neutral] = _COMPLETION_NEUTRAL
 
-    prompt: Annotated[
-        list[Prompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS_PER_CALL), BeforeValidator(_prompts)
-    ]
+    prompt: Prompts
     logprobs: Count | None = None
     echo: bool | None = None
     best_of: Count | None = None
@@ -198,9 +223,7 @@ class EmbeddingRequest(ClosedFields):
     user: str | None = None
     cache_salt: str | None = None
     priority: Int32 | None = None
-    input: Annotated[
-        list[Prompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS_PER_CALL), BeforeValidator(_prompts)
-    ]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["last", "mean"] | None = None
     normalize: bool | None = None

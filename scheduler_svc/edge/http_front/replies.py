@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from protos.forwardplane.v1.generate_pb2 import GenerateChunk, Generation
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogprob, Usage
-from scheduler_svc.edge.http_front.token_logprobs import CompletionLogprobs
 
 Json = dict[str, Any]
 Part = GenerateChunk | Generation
@@ -90,7 +89,7 @@ class ChatAnswer:
 class CompletionAnswer:
     """/v1/completions."""
 
-    def __init__(self, head: Head, logprobs: Sequence[CompletionLogprobs] | None) -> None:
+    def __init__(self, head: Head, logprobs: Sequence[Callable[[Part], Json]] | None) -> None:
         """Speak for one call.
 
         Args:
@@ -107,9 +106,9 @@ class CompletionAnswer:
         return {**reply, "usage": usage_of([made.usage for made in generations])}
 
     def events(self, index: int, chunk: GenerateChunk) -> list[Json]:
-        """One object with text and end, unless there is neither."""
+        """One object with what the chunk holds, unless that is nothing."""
         is_end = chunk.finish.reason in _FINISH_REASONS
-        if not (is_end or chunk.text or chunk.logprobs or chunk.prompt_text):
+        if not (is_end or chunk.text or chunk.logprobs or chunk.prompt_text or chunk.prompt_logprobs):
             return []
         choice = self._choice(index, chunk, chunk.finish if is_end else None)
         return [_event(self._head, "cmpl", "text_completion", [choice])]
@@ -119,7 +118,7 @@ class CompletionAnswer:
         return {**_event(self._head, "cmpl", "text_completion", []), "usage": usage_of(usages)}
 
     def _choice(self, index: int, part: Part, finish: Finish | None) -> Json:
-        logprobs = None if self._logprobs is None else self._logprobs[index].of(part.logprobs)
+        logprobs = None if self._logprobs is None else self._logprobs[index](part)
         return {"index": index, "text": part.prompt_text + part.text, "logprobs": logprobs, **_end(finish)}
 
 

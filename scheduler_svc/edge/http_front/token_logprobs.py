@@ -1,6 +1,6 @@
 """Log-probabilities in the two formats of OpenAI's API. Knows no calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protos.forwardplane.v1.sampling_pb2 import TokenLogprob
@@ -31,24 +31,34 @@ def chat_logprobs(items: Sequence[TokenLogprob], tokenizer: TextTokenizer) -> di
 class CompletionLogprobs:
     """As `logprobs` of a completion's choice. One for each stream, since offsets go on from chunk to chunk."""
 
-    def __init__(self, tokenizer: TextTokenizer, decoder: IncrementalDecoder) -> None:
+    def __init__(self, tokenizer: TextTokenizer, decoder: IncrementalDecoder, *, first_offset: int = 0) -> None:
         """Begin at the output's beginning.
 
         Args:
             tokenizer: of the served model.
             decoder: a fresh one that gives the text of this stream.
+            first_offset: where in the choice's text it begins.
         """
         self._tokenizer = tokenizer
         self._decoder = decoder
-        self._num_chars = 0
+        self._num_chars = first_offset
 
-    def of(self, items: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def of(self, items: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
         """The next tokens; call it with all of them, in order."""
         return {
             "tokens": [self._name(item.token_id) for item in items],
             "token_logprobs": [max(item.logprob, _LOWEST) for item in items],
             "top_logprobs": [self._best(item) for item in items],
             "text_offset": [self._offset(item.token_id) for item in items],
+        }
+
+    def of_first(self, token_id: int, *, has_text: bool) -> dict[str, list[Any]]:
+        """The first token of a prompt: nothing comes before it, so it has no log-probability."""
+        return {
+            "tokens": [self._name(token_id)],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._offset(token_id) if has_text else self._num_chars],
         }
 
     def _best(self, item: TokenLogprob) -> dict[str, float]:
@@ -72,3 +82,56 @@ class CompletionLogprobs:
         offset = self._num_chars + len(decoded.settled)
         self._num_chars = offset + len(decoded.text)
         return offset
+
+
+class EchoedPrompt:
+    """The prompt's part of the `logprobs` of a completion that echoes it. One for each prompt."""
+
+    def __init__(self, writer: CompletionLogprobs, first_id: int, *, has_text: bool) -> None:
+        """Begin at the prompt's beginning.
+
+        Args:
+            writer: whose decoder gives the prompt's text.
+            first_id: the prompt's first token.
+            has_text: it is part of the echoed text; not so one that the server put before a text.
+        """
+        self._writer = writer
+        self._first = (first_id, has_text)
+        self._has_begun = False
+        self._said: dict[str, list[Any]] = {}
+
+    def next(self, items: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+        """The next tokens of the prompt; the first of all in front of those that are given first."""
+        parts = [] if self._has_begun else [self._writer.of_first(self._first[0], has_text=self._first[1])]
+        self._has_begun = True
+        new = joined([*parts, self._writer.of(items)])
+        self._said = joined([self._said, new]) if self._said else new
+        return new
+
+    def again(self) -> dict[str, list[Any]]:
+        """All that was said so far, for another sample of the same prompt."""
+        return self._said
+
+
+class EchoedLogprobs:
+    """As `logprobs` of a choice that begins with its prompt. One for each stream."""
+
+    def __init__(self, prompt: EchoedPrompt, output: CompletionLogprobs, *, is_first_sample: bool) -> None:
+        """Join the parts. Log-probabilities of a prompt come with its first sample."""
+        self._prompt = prompt
+        self._output = output
+        self._is_first_sample = is_first_sample
+        self._has_begun = False
+
+    def of(self, of_prompt: Sequence[TokenLogprob], of_output: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+        """The next tokens of both."""
+        parts = [self._output.of(of_output)]
+        if not self._has_begun or of_prompt:
+            parts.insert(0, self._prompt.next(of_prompt) if self._is_first_sample else self._prompt.again())
+        self._has_begun = True
+        return joined(parts)
+
+
+def joined(parts: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+    """One behind the other."""
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]}

@@ -1,7 +1,6 @@
 """Which back-ends are chosen, what is refused and by which name, and that the parts are bound to the right pool."""
 
 import pytest
-import torch
 
 from protos.wire.errors import InternalFault, UnsupportedFeature
 from tests.support.attention_cases import make_pool, planned
@@ -13,7 +12,7 @@ from worker_svc.attention.torch_backend import TorchAttention
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.kv_order import KVOrder
 
-HALF, FLOAT, BRAIN = torch.float16, torch.float32, torch.bfloat16
+HALF, FLOAT, BRAIN = "float16", "float32", "bfloat16"
 PLAIN = {"device": "cpu", "dtype": FLOAT, "page_size": 16, "head_dim": 64}
 
 

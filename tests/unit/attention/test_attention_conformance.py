@@ -54,13 +54,16 @@ def test_pages_of_any_size_are_read(setup, page_size):
 @pytest.mark.parametrize("window", [1, 10, 64, 70])
 @every_plan
 @every_setup
-def test_a_window_hides_what_lies_before_it(setup, plan, window):
+def test_a_window_hides_what_lies_before_it_whether_pages_of_that_are_kept_or_not(setup, plan, window):
     step = planned(plan, dtype=setup.dtype)
-    pool = setup.pool(float("nan"), window_tokens=window)
-    step.store(pool)
-    found = step.run(setup.backend(pool), pool)
     known = step.dense(window=window, kv_dtype=setup.kv_dtype)
-    torch.testing.assert_close(found.double(), known, atol=setup.tolerance, rtol=setup.tolerance)
+    found = []
+    for keeps_all in (False, True):
+        pool = setup.pool(float("nan"), window_tokens=window, keeps_all=keeps_all)
+        step.store(pool)
+        found.append(step.run(setup.backend(pool), pool))
+    torch.testing.assert_close(found[0].double(), known, atol=setup.tolerance, rtol=setup.tolerance)
+    assert torch.equal(*found)
 
 
 @every_plan

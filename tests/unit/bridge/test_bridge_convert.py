@@ -1,6 +1,9 @@
+from dataclasses import asdict, fields
+
 import numpy as np
 import pytest
 
+from protos.client.load_messages import GraphUse, load_from
 from protos.forwardplane.v1 import sampling_pb2
 from protos.forwardplane.v1.bridge_pb2 import (
     CancelStream,
@@ -11,7 +14,7 @@ from protos.forwardplane.v1.bridge_pb2 import (
     SubmitStream,
 )
 from protos.forwardplane.v1.generate_pb2 import WorkerLoad
-from protos.wire.enums import FinishReason, WorkerState
+from protos.wire.enums import FinishReason, GraphPhase, GraphRefusal, WorkerState
 from protos.wire.errors import InternalFault, QueueFull, error_classes
 from scheduler_svc.bridge.convert import (
     add_finish,
@@ -23,7 +26,7 @@ from scheduler_svc.bridge.convert import (
     model_to_message,
     submitted,
 )
-from scheduler_svc.bridge.views import LoadView, ModelView, WorkerView
+from scheduler_svc.bridge.views import GraphView, LoadView, ModelView, WorkerView
 from scheduler_svc.core import events
 from scheduler_svc.core.events import RequestFinished, Sampling, StreamKey, TokenLogprob, TokensReleased, Usage
 
@@ -184,13 +187,27 @@ def test_the_model_view_is_sent_whole():
 
 
 def test_the_load_view_is_sent_whole():
-    names = [name for name in WorkerView.__dataclass_fields__ if name not in ("name", "state")]
+    names = [name for name in WorkerView.__dataclass_fields__ if name not in ("name", "state", "graphs")]
     texts = {"device", "dtype", "numerics", "kernels"}
     values = {name: name if name in texts else index + 1 for index, name in enumerate(names)}
-    worker = WorkerView(name="w", state=WorkerState.SERVING, **values)
+    graphs = (
+        GraphView(phase=GraphPhase.DECODE, replays=5, real_tokens=6, padded_tokens=7),
+        GraphView(
+            phase=GraphPhase.PREFILL,
+            padded_tokens=3,
+            misses=((GraphRefusal.DISABLED, 2), (GraphRefusal.OVER_MAX_TOKENS, 9)),
+        ),
+    )
+    worker = WorkerView(name="w", state=WorkerState.SERVING, graphs=graphs, **values)
     view = LoadView(requests_running=1, requests_waiting=2, kv_usage=0.5, workers=(worker, WorkerView(name="gone")))
     message = load_to_message(view)
     assert (message.requests_running, message.requests_waiting, message.kv_usage) == (1, 2, 0.5)
     sent = {field.name: getattr(message.workers[0], field.name) for field in WorkerLoad.DESCRIPTOR.fields}
-    assert sent == {"name": "w", "state": int(WorkerState.SERVING), **values}
+    read = load_from(message).workers[0]
+    assert sent.pop("graphs")
+    assert {field.name for field in fields(GraphView)} == {field.name for field in fields(GraphUse)}
+    assert [asdict(use) for use in read.graphs] == [asdict(graph) for graph in graphs]
+    totals = {"graph_replays": 5, "graph_misses": 11, "padded_tokens": 10}
+    assert sent == {"name": "w", "state": int(WorkerState.SERVING), **values, **totals}
+    assert {name: getattr(read, name) for name in totals} == totals
     assert (message.workers[1].name, message.workers[1].state) == ("gone", 0)

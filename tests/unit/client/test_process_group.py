@@ -5,8 +5,9 @@ import time
 import psutil
 import pytest
 
+from protos.client.exit_codes import REFUSED, exit_code
 from protos.client.process_group import MAX_RESTARTS, ProcessGroup, ServiceCommand
-from protos.wire.errors import FaultError
+from protos.wire.errors import FaultError, InvalidRequest
 
 
 def command(*arguments: str, restarts: bool = False) -> ServiceCommand:
@@ -44,8 +45,10 @@ def test_a_part_that_would_end_the_same_way_again_ends_all(group, code):
     made, _ = group
     made.start([command("-c", f"raise SystemExit({code})", restarts=True)])
     until_ended(made)
-    with pytest.raises(FaultError, match=f"part ended with exit code {code}"):
-        made.supervise()
+    for look in (made.supervise, made.check_alive):
+        with pytest.raises(InvalidRequest, match=f"part ended with exit code {code}: it was refused") as caught:
+            look()
+        assert exit_code(caught.value) == REFUSED
 
 
 def test_restarts_are_limited(group):

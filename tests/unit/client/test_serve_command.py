@@ -45,3 +45,23 @@ def test_a_port_that_is_asked_for_twice_is_refused(folder):
     with pytest.raises(InvalidRequest, match=r"port 50101 .* http_port and worker_port \+ 1"):
         service_commands(options, folder)
     service_commands(replace(options, workers=1), folder)
+
+
+def test_choices_of_graphs_reach_every_worker(folder):
+    options = parsed(
+        *("--graph", "decode", "--decode-buckets", "1,3,9", "--prefill-buckets", "16"),
+        *("--decode-graph-backend", "breakable", "--prefill-graph-backend", "full", "--debug-graph", "--workers", "2"),
+    )
+    *workers, _ = service_commands(options, folder)
+    wanted = {
+        "--graph": "decode",
+        "--decode-buckets": "1,3,9",
+        "--prefill-buckets": "16",
+        "--decode-graph-backend": "breakable",
+        "--prefill-graph-backend": "full",
+        "--debug-graph": "true",
+    }
+    for worker in workers:
+        assert {name: worker.arguments[worker.arguments.index(name) + 1] for name in wanted} == wanted
+    plain = service_commands(ServeOptions(), folder)[0].arguments
+    assert not set(wanted) & set(plain)

@@ -4,7 +4,10 @@ import pytest
 
 from scheduler_svc.core.cost_model import PlanShape
 from scheduler_svc.core.events import RequestRefused
+from scheduler_svc.core.outlook import Work
 from scheduler_svc.core.output_lengths import OutputLengths
+from scheduler_svc.core.prompt_hits import PromptHits
+from scheduler_svc.core.queue_hint import forecast
 from scheduler_svc.core.sent_away import SentAway
 from tests.support.core_harness import CoreHarness, make_spec, small_info
 
@@ -148,7 +151,7 @@ def test_a_model_that_says_tokens_cost_nothing_refuses_nobody_and_ends_nothing()
     for index in range(60):  # all of the time goes to the context
         context = 1000 + 200 * index
         worker.measured(PlanShape(1 + index % 3, context), (context - 1000) * 2e-7 + 1e-6)
-    assert outlook(harness).token_s > 0
+    assert outlook(harness).work_s(Work(1, 100.0, 10.0)) > 0
     harness.submit(*[make_spec(stream, deadline_s=600.0) for stream in range(1, 9)])
     assert len(running(harness)) == 8
 
@@ -159,3 +162,42 @@ def test_prompts_without_output_do_not_make_every_step_as_long_as_all_of_them():
     look = outlook(harness)
     # A step computes its rows and at most the prefill of the largest plan measured: 0.1 s + (5 + 40) * 10 ms.
     assert look.takes_s(0, 100) <= 100 * 0.56 + 1200 * 0.011
+
+
+def test_prompts_that_wait_behind_one_row_are_not_taken_for_one_token_a_step():
+    harness = measured_harness()
+    harness.submit(make_spec(1, prompt=1, max_tokens=100, deadline_s=1000.0))
+    look = outlook(harness)
+    # 1,500 tokens of prompts: 15 s of computing and 1,500 / 40 plans' 0.1 s, not 1,500 steps of 0.11 s.
+    assert look.work_s(Work(5, 1500.0, 10.0)) == pytest.approx(15.1 + 0.1 * 1510 / 40, rel=0.05)
+    assert look.work_s(Work(0, 0.0, 0.0)) == 0.0
+
+
+def test_a_queue_is_worked_off_with_no_more_rows_than_there_is_room_memory_and_time_for():
+    harness = measured_harness(max_rows=32)
+    few = outlook(harness).work_s(Work(20, 20.0, 1000.0))
+    assert few == pytest.approx(1020 * 0.010 + 50 * 0.1, rel=0.05)
+    assert outlook(measured_harness(max_rows=4)).work_s(Work(20, 20.0, 1000.0)) > 2 * few
+    long_rows = outlook(harness).work_s(Work(20, 20.0, 20 * 800.0))  # the pool holds 2 of them
+    assert long_rows > 8 * few
+
+    harness.submit(make_spec(1, prompt=1, max_tokens=100, deadline_s=20.0))  # in time with steps of at most 0.2 s
+    assert outlook(harness).work_s(Work(20, 20.0, 1000.0)) > 1.3 * few
+
+
+def test_of_prompts_that_were_mostly_cached_little_is_expected_to_be_computed():
+    harness = measured_harness(max_rows=2)
+    harness.submit(*[make_spec(stream, prompt=100, max_tokens=50, deadline_s=1000.0) for stream in range(1, 9)])
+    before = forecast(harness.state, make_spec(9, deadline_s=1000.0))
+    for _ in range(300):
+        harness.state.foresight.prompts.placed(1000, cached_tokens=900)
+    after = forecast(harness.state, make_spec(9, deadline_s=1000.0))
+    assert before is not None
+    assert after is not None
+    assert after.wait_s < 0.8 * before.wait_s
+
+    hits = PromptHits()
+    assert hits.cached_share == 0.0
+    for _ in range(1000):
+        hits.placed(900, cached_tokens=899)
+    assert 0.99 < hits.cached_share < 1.0

@@ -95,6 +95,23 @@ def test_domains_get_equal_shares_however_many_requests_they_have():
     assert all(harness.output(spec.stream.stream_id) for spec in busy)
 
 
+def test_a_share_of_three_gets_three_times_the_tokens_and_salts_make_no_second_share():
+    shares = FairShares()
+    heavy = [
+        make_request(handle, isolation_domain=bytes([handle]), share_domain=b"heavy", share=3.0)
+        for handle in range(1, 13)
+    ]
+    light = [make_request(handle, share_domain=b"light") for handle in range(13, 25)]
+    assert {request.spec.fair_domain for request in heavy} == {b"heavy"}
+    for domain in (b"heavy", b"light"):
+        shares.enter(domain)
+
+    order = list(shares.merge({b"heavy": heavy, b"light": light}, lambda request: 10))
+
+    first = [request.spec.fair_domain for request in order[:12]]
+    assert (first.count(b"heavy"), first.count(b"light")) == (9, 3)
+
+
 def test_shares_count_tokens_and_not_requests():
     harness = make_harness()
     harness.attach(info=small_info(max_rows=1, num_pages=200))

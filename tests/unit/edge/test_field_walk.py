@@ -58,6 +58,7 @@ CAPS = {
     "stop.stop_strings": 32,
     "stop.stop_token_ids": 64,
     "choice.texts": 1024,
+    "resume": 16,
 }
 IDS = ("tokens.ids", "sampling.allowed_token_ids", "sampling.banned_token_ids", "stop.stop_token_ids")
 INTERVALS = {
@@ -164,6 +165,8 @@ def test_a_list_is_good_at_its_cap_and_refused_beyond(path: str, beyond: int) ->
         holder.logit_bias.update(dict.fromkeys(range(count), 0.0))
     elif path in IDS:
         getattr(holder, name).extend([1] * count)
+    elif path == "resume":
+        holder.resume.extend([pb.ResumedSample(ticket=b"t")] * count)
     else:
         getattr(holder, name).extend(["a"] * count)
     error = problem(request)

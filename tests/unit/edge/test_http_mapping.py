@@ -53,7 +53,7 @@ GRAMMARS = {
     "ebnf": 'start: "a"',
     "choice": ["a", "b"],
 }
-GRPC_ONLY = {"hidden_states", "prompt_logprobs", "prompt_logprobs.start", "prompt_logprobs.top"}
+GRPC_ONLY = {"hidden_states", "prompt_logprobs.start", "resume"}
 """What OpenAI's API has no field for."""
 IN_CALLERS_WORDS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "choice": "choice"}
 
@@ -77,7 +77,7 @@ def test_every_field_of_openais_client_is_used_or_refused_by_name(model, params)
 
 def test_every_field_of_a_generation_can_be_asked_for() -> None:
     (chat,) = asked_of_chat(body(messages=MESSAGES, logprobs=True, top_logprobs=3, **FULL)).generations
-    text = asked_of_completion(body(prompt="a", echo=True, **FULL)).generations[0]
+    text = asked_of_completion(body(prompt="a", echo=True, logprobs=2, **FULL)).generations[0]
     ids = asked_of_completion(body(prompt=[1], logprobs=0)).generations[0]
     shaped = [_shaped(**{IN_CALLERS_WORDS[kind]: value}) for kind, value in GRAMMARS.items()]
     found = {name for message in (chat, text, ids, *shaped) for name in _set_fields(message)}
@@ -238,7 +238,9 @@ def test_any_json_is_understood_or_refused(data: st.DataObject) -> None:
         (body(prompt=["a", "b"]), "requests[1].text", "prompt[1]"),
         (body(prompt=[[1], [2]]), "requests[1].tokens.ids[3]", "prompt[1][3]"),
         (body(prompt=[1]), "requests[0].tokens.ids[3]", "prompt[3]"),
+        (body(prompt=["a", "b"]), "requests[1].prompt", "prompt[1]"),
         (body(prompt=["a", "b"]), "requests[1].sampling.top_p", "top_p"),
+        (body(prompt="a", echo=True, logprobs=1), "requests[0].prompt_logprobs.top", "logprobs"),
         (body(prompt="a"), "requests[0].stop.stop_strings[2]", "stop[2]"),
         (body(prompt="a"), "requests[0].stop.stop_token_ids[2]", "stop_token_ids[2]"),
         (body(prompt="a"), "requests[0]", ""),
@@ -267,6 +269,7 @@ def test_fields_go_by_the_callers_names(request_body: bytes, field: str, named: 
     with pytest.raises(InvalidRequest) as caught, callers_words(request):
         raise InvalidRequest(f"{field.partition('].')[2] or field} is wrong", field=field)
     assert caught.value.field == named
+    assert caught.value.message == f"{named} is wrong" or not named
 
 
 def test_every_error_has_a_status_and_says_whether_to_come_again() -> None:

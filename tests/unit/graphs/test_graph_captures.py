@@ -2,13 +2,15 @@
 
 import itertools
 import math
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from protos.wire.enums import GraphPhase
-from tests.support.graph_bench import GraphBench
+from protos.wire.enums import GraphPhase, GraphRefusal
+from tests.support.graph_bench import GraphBench, same
 from tests.support.tiny_llama import tiny_folder
 from worker_svc.device.device_graph import CaptureError
 from worker_svc.runners.graph_captures import CaptureParts, GraphCaptures
@@ -86,3 +88,87 @@ def test_time_that_other_work_takes_at_a_pause_is_not_counted(captures: GraphCap
     quick = captures.progress.totals[DECODE].seconds
     captures.capture(DECODE, 2, give_way=lambda _: [captures._clock_ns() for _ in range(1000)] and None)
     assert captures.progress.totals[DECODE].seconds < 4 * quick
+
+
+class Preparing:
+    """A back-end whose captures need a preparation, which ends when it is let go; `fails` says how."""
+
+    def __init__(self, backend, *, fails=None):
+        self.go = threading.Event()
+        self.prepared_on = []
+        self._backend, self._fails = backend, fails
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def preparation(self, work, *, breaks):
+        def prepare():
+            assert self.go.wait(10)
+            if self._fails is not None:
+                raise self._fails
+            with breaks.straight():
+                work()
+            self.prepared_on.append(threading.current_thread().name)
+
+        return prepare
+
+
+def prepared_captures(bench: GraphBench, monkeypatch: pytest.MonkeyPatch, **options):
+    backend = Preparing(bench.decode._backend, **options)
+    monkeypatch.setattr(bench.decode, "_backend", backend)
+    parts = CaptureParts(device=bench.device, kept=bench.kept, num_sub_pools=1, torch_device=torch.device("cpu"))
+    ticks = itertools.count(step=1_000_000)
+    return backend, GraphCaptures((bench.decode, bench.prefill), parts=parts, clock_ns=lambda: next(ticks))
+
+
+def capture_what_is_ready(captures: GraphCaptures) -> None:
+    while captures.next_ms(is_idle=True) is not None:
+        captures.capture_next(is_idle=True)
+
+
+def until_done(captures: GraphCaptures) -> None:
+    end = time.monotonic() + 10
+    while not captures.progress.is_done:
+        assert time.monotonic() < end
+        capture_what_is_ready(captures)
+        time.sleep(0.001)
+
+
+def test_what_needs_a_preparation_is_captured_after_it_and_steps_run_meanwhile(
+    bench: GraphBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, captures = prepared_captures(bench, monkeypatch)
+    capture_what_is_ready(captures)
+    assert {entry.phase: entry.live for entry in captures.progress.buckets} == {DECODE: (), PREFILL: (16, 32)}
+    assert not captures.progress.is_done
+    row = bench.driver.row(list(range(40)))
+    batch = bench.batch([row], [9], bucket=16)
+    assert same(bench.replay(batch), bench.eager(batch))
+    refused = bench.batch([row], [1], bucket=4)
+    assert bench.decode.refusal(refused) is GraphRefusal.NOT_CAPTURED_YET
+    before = captures.progress.totals[DECODE].seconds
+    backend.go.set()
+    until_done(captures)
+    assert {entry.phase: entry.live for entry in captures.progress.buckets}[DECODE] == (1, 2, 4)
+    assert backend.prepared_on == ["graph preparation"] * 3
+    assert captures.progress.totals[DECODE].seconds > before
+
+
+def test_a_preparation_that_fails_kills_its_bucket(
+    bench: GraphBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, captures = prepared_captures(bench, monkeypatch, fails=CaptureError("no compiler"))
+    backend.go.set()
+    until_done(captures)
+    decode, prefill = captures.progress.buckets
+    assert (decode.dead, prefill.live) == ((1, 2, 4), (16, 32))
+    assert captures.progress.totals[DECODE].failed == 3
+    assert {record.why for record in caplog.records if hasattr(record, "why")} == {"no compiler"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_a_preparation_kills_its_bucket_too(bench: GraphBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, captures = prepared_captures(bench, monkeypatch, fails=KeyError("bug"))
+    backend.go.set()
+    until_done(captures)
+    assert captures.progress.buckets[0].dead == (1, 2, 4)

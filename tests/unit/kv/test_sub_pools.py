@@ -20,7 +20,12 @@ def test_a_model_without_windows_has_one_sub_pool():
     assert layer_places((0, 0)) == (LayerPlace(0, 0), LayerPlace(0, 1))
 
 
-@pytest.mark.parametrize("windows", [(8, 8), (0, 8, 16)])
+def test_layers_with_the_same_window_share_one_sub_pool_that_keeps_everything():
+    assert sub_pool_windows((8, 8)) == (0,)
+    assert layer_places((8, 8)) == (LayerPlace(0, 0), LayerPlace(0, 1))
+
+
+@pytest.mark.parametrize("windows", [(4, 8), (0, 8, 16)])
 def test_what_two_sub_pools_cannot_hold_is_refused(windows):
     with pytest.raises(UnsupportedFeature, match="full attention"):
         layer_places(windows)

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 
 from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
@@ -5,13 +7,13 @@ from protos.wire.errors import InvalidModelFile
 from protos.wire.plan import GraphChoice
 from protos.wire.result import ForwardOutcome, PlanTimings
 from scheduler_svc.links.fingerprints import ExpectedModel, check_model
-from scheduler_svc.links.statistics import InFlight, LinkCounts, worker_seconds
+from scheduler_svc.links.statistics import InFlight, LinkCounts, PhaseCounts, worker_seconds
 from tests.support.plans import make_info
 from tests.support.results import make_result
 
 
-def outcome(graph, padded):
-    return ForwardOutcome(mode=ForwardMode.DECODE, graph=graph, real_tokens=3, padded_tokens=padded, forward_ns=1)
+def outcome(graph, padded, *, mode=ForwardMode.DECODE):
+    return ForwardOutcome(mode=mode, graph=graph, real_tokens=3, padded_tokens=padded, forward_ns=1)
 
 
 def test_counts_add_up_over_plans_and_results():
@@ -20,8 +22,20 @@ def test_counts_add_up_over_plans_and_results():
     counts.sent(rows=2, size=50)
     replay = outcome(GraphChoice(phase=GraphPhase.DECODE, bucket=4), padded=1)
     counts.answered(make_result(forwards=(replay, outcome(GraphRefusal.DISABLED, padded=0))))
-    counts.answered(make_result(forwards=(outcome(GraphRefusal.MODE, padded=0),)))
-    assert counts == LinkCounts(plans=2, plan_rows=5, plan_bytes=150, graph_replays=1, graph_misses=2, padded_tokens=1)
+    idle = outcome(GraphRefusal.MODE, padded=0, mode=ForwardMode.IDLE)
+    mixed = outcome(GraphRefusal.OVER_MAX_TOKENS, padded=0, mode=ForwardMode.MIXED)
+    counts.answered(make_result(forwards=(idle, mixed)))
+    assert counts == LinkCounts(
+        plans=2,
+        plan_rows=5,
+        plan_bytes=150,
+        graphs={
+            GraphPhase.DECODE: PhaseCounts(
+                replays=1, real_tokens=3, padded_tokens=1, misses=Counter({GraphRefusal.DISABLED: 1})
+            ),
+            GraphPhase.PREFILL: PhaseCounts(misses=Counter({GraphRefusal.OVER_MAX_TOKENS: 1})),
+        },
+    )
 
 
 def test_plans_in_flight_leave_with_their_round_trip():
@@ -36,8 +50,8 @@ def test_plans_in_flight_leave_with_their_round_trip():
 
 
 def test_a_workers_time_is_the_sum_of_its_parts():
-    names = list(PlanTimings.__dataclass_fields__)
-    timings = PlanTimings(**{name: 10**index for index, name in enumerate(names)})
+    names = [name for name in PlanTimings.__dataclass_fields__ if name != "bubble_ns"]
+    timings = PlanTimings(bubble_ns=10**9, **{name: 10**index for index, name in enumerate(names)})
     assert worker_seconds(timings) == pytest.approx(int("1" * len(names)) / 1e9)
 
 

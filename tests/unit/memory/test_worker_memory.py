@@ -95,8 +95,8 @@ def test_a_window_page_goes_once_no_later_window_reaches_it(kv_len, first):
 def test_demand_of_a_window_sub_pool_is_bounded():
     memory = hybrid_memory(slack_tokens=4)
 
-    assert memory.demand(12) == [3, 3]
-    assert memory.demand(400) == [100, 5]
+    assert memory.demand.most(12) == [3, 3]
+    assert memory.demand.most(400) == [100, 5]
 
 
 def test_further_demand_counts_what_is_held():
@@ -104,8 +104,8 @@ def test_further_demand_counts_what_is_held():
     short, long = reserve(memory, 4), reserve(memory, 12)
     memory.grow(long, 12)
 
-    assert memory.further_demand([short, long], [5, 16]) == [1 + 1, 2 + 1]
-    assert memory.further_demand([], []) == [0, 0]
+    assert memory.demand.further([short, long], [5, 16]) == [1 + 1, 2 + 1]
+    assert memory.demand.further([], []) == [0, 0]
 
 
 def test_capacity_is_that_of_the_smallest_sub_pool():

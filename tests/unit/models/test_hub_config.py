@@ -1,6 +1,7 @@
 """What a hub folder says is checked before it is used: configs, names of tensors, and the card made from them."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,13 @@ from tests.support.tiny_tokenizer import byte_level_tokenizer, write_tokenizer
 from worker_svc.models.registry import load_model
 from worker_svc.numerics import FastNumerics
 
+BANDS = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
 LLAMA, QWEN2, GEMMA = "llama, grouped queries", "qwen2, biases, tied", "gemma3, one kv head"
 
 
@@ -84,21 +92,36 @@ def test_half_precision_weights_are_read(tmp_path, dtype):
         (LLAMA, {"model_type": "mamba"}, "model_type"),
         (LLAMA, {"model_type": 3}, "model_type"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act"),
-        (LLAMA, {"attention_bias": True}, "attention_bias"),
-        (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type"),
-        (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope.scaling.type"),
+        (LLAMA, {"attention_bias": "yes"}, "attention_bias"),
+        (LLAMA, {"attention_bias": True}, "tensor 'model.layers.0.self_attn.q_proj.bias'"),
+        (LLAMA, {"mlp_bias": True}, "tensor 'model.layers.0.mlp.gate_proj.bias'"),
+        ("mistral", {"attention_bias": True}, "attention_bias"),
+        (QWEN2, {"mlp_bias": True}, "mlp_bias"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rope_type"),
+        (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor"),
+        (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        (LLAMA, {"rope_scaling": BANDS | {"factor": 0}}, "factor"),
+        (LLAMA, {"rope_scaling": BANDS | {"low_freq_factor": 4.0}}, "low_freq_factor"),
+        (LLAMA, {"rope_scaling": BANDS | {"original_max_position_embeddings": 0}}, "original_max_position_embeddings"),
+        (GEMMA, {"rope_scaling": BANDS}, "rope_type"),
         (LLAMA, {"rope_parameters": [1]}, "rope_parameters"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),
-        ("mistral", {"sliding_window": 64}, "sliding_window"),
-        (QWEN2, {"use_sliding_window": True}, "use_sliding_window"),
-        (LLAMA, {"num_hidden_layers": 10_000}, "llama.block_count"),
+        (LLAMA, {"sliding_window": 64}, "sliding_window"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        (QWEN2, {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": "x"}, "sliding_window"),
+        (QWEN2, {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
+        (QWEN2, {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
+        (LLAMA, {"num_hidden_layers": 10_000}, "num_hidden_layers"),
+        (LLAMA, {"num_hidden_layers": "absent"}, "num_hidden_layers"),
         (LLAMA, {"num_hidden_layers": "x"}, "num_hidden_layers"),
-        (LLAMA, {"num_key_value_heads": 5}, "llama.attention.head_count_kv"),
+        (LLAMA, {"num_key_value_heads": 5}, "num_key_value_heads"),
         (LLAMA, {"rope_theta": True}, "rope_theta"),
-        (LLAMA, {"vocab_size": 97}, "tensor 'model.embed_tokens.weight'"),
+        (LLAMA, {"vocab_size": 97}, "vocab_size"),
+        (LLAMA, {"head_dim": 15}, "head_dim"),
+        (LLAMA, {"rms_norm_eps": "absent"}, "rms_norm_eps"),
         (LLAMA, {"tie_word_embeddings": "absent"}, None),
         (GEMMA, {"layer_types": ["full_attention"]}, "layer_types"),
-        (GEMMA, {"layer_types": ["sliding_attention"] * 4}, "attention.sliding_window"),
         (GEMMA, {"sliding_window": None}, "sliding_window"),
         (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation"),
         (GEMMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
@@ -114,6 +137,8 @@ def test_a_config_that_no_layer_computes_is_refused_by_field(tmp_path, case, cha
     assert isinstance(caught.value, InvalidModelFile | UnsupportedFeature)
     assert caught.value.field == field
     assert len(caught.value.message) < 300
+    assert not re.search(r"llama\.|gemma3\.|qwen2\.|block_count|head_count", caught.value.message), "GGUF's words"
+    assert ".json: " in caught.value.message or "tensor" in caught.value.message
 
 
 def test_new_and_old_forms_of_rope_mean_the_same(tmp_path):
@@ -154,7 +179,9 @@ def test_a_missing_tensor_is_named_as_in_the_folder(tmp_path, name, message):
 )
 def test_a_tensor_without_a_use_is_refused(tmp_path, name):
     tensors = make_tensors(config_of(LLAMA)) | {name: np.zeros(96, np.float32)}
-    with pytest.raises(InvalidModelFile, match="has no use in llama") as caught:
+    with pytest.raises(
+        InvalidModelFile, match=r"model\.safetensors: tensor .* has no use in a model as config\.json describes it"
+    ) as caught:
         load(hub_folder_of(tmp_path, config_of(LLAMA), tensors))
     assert len(caught.value.message) < 200
 

@@ -10,6 +10,7 @@ from tests.support.hub_folders import hub_folder
 from tests.support.hub_models import CASES, IDS, PROMPT, config_of
 
 TOLERANCE = 1e-4
+WINDOWED = [case for case in CASES if "gemma3" in case or "window" in case]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def test_log_probabilities_equal_those_of_transformers_in_any_chunks(tmp_path, k
         np.testing.assert_allclose(log_probs(driver, chunks), known[case], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "gemma3" in case])
+@pytest.mark.parametrize("case", WINDOWED)
 @pytest.mark.parametrize("page_size", [1, 8, 48])
 def test_windows_hold_with_any_page_size(tmp_path, known, case, page_size):
     driver = ForwardDriver(hub_folder(tmp_path, case), page_size=page_size, num_pages=240)
@@ -48,7 +49,7 @@ def test_windows_hold_with_any_page_size(tmp_path, known, case, page_size):
         np.testing.assert_allclose(log_probs(driver, chunks), known[case], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "gemma3" in case])
+@pytest.mark.parametrize("case", WINDOWED)
 def test_reproducible_windows_have_the_same_bits_alone_batched_and_in_any_chunks(tmp_path, case):
     driver = ForwardDriver(hub_folder(tmp_path, case), num_pages=60)
     alone = driver.all_logits(PROMPT, [len(PROMPT)])
@@ -62,9 +63,10 @@ def test_reproducible_windows_have_the_same_bits_alone_batched_and_in_any_chunks
 
 
 @pytest.mark.parametrize("numerics", ["reproducible", "fast"])
-def test_nothing_outside_a_window_reaches_an_output(tmp_path, numerics):
+@pytest.mark.parametrize("case", ["gemma3, one kv head", "mistral, sliding window"])
+def test_nothing_outside_a_window_reaches_an_output(tmp_path, case, numerics):
     """Slots that no row owns, of pages given up too, hold NaN."""
-    driver = ForwardDriver(hub_folder(tmp_path, "gemma3, one kv head"), numerics=numerics, num_pages=40)
+    driver = ForwardDriver(hub_folder(tmp_path, case), numerics=numerics, num_pages=40)
     clean = driver.all_logits(PROMPT, [33, 20, 1])
     driver.poison(float("nan"))
     assert torch.equal(driver.all_logits(PROMPT, [33, 20, 1]), clean)

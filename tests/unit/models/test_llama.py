@@ -14,12 +14,14 @@ from worker_svc.models.registry import load_model
 from worker_svc.numerics import FastNumerics
 
 IDS = np.random.default_rng(1).integers(0, 300, 83).tolist()
+BIASED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 SHAPES = {
     "llama": Shape(),
     "untied": Shape(is_tied=False),
     "every head its own kv": Shape(num_q_heads=3, num_kv_heads=3),
     "one kv head": Shape(num_q_heads=5, num_kv_heads=1, num_layers=1),
     "qwen2 with biases": Shape(architecture="qwen2"),
+    "biases everywhere": Shape(biased_parts=BIASED),
     "wide heads": Shape(head_dim=32, num_layers=1),
 }
 
@@ -30,6 +32,7 @@ def one_thread():
 
 
 def folder_of(tmp_path, shape, weights):
+    tmp_path.mkdir(exist_ok=True)
     return prepare_folder(g.write(tmp_path / "m.gguf", gguf_content(shape, weights)), cache=tmp_path / "cache")
 
 
@@ -79,10 +82,12 @@ def test_bfloat16_stays_near(tmp_path):
     assert np.abs(found - known).mean() < 0.02 * np.abs(known).mean()
 
 
-def test_tensors_without_a_use_are_reported(tmp_path):
+def test_a_tensor_without_a_use_is_refused_and_a_buffer_that_no_model_reads_is_not(tmp_path):
     shape = Shape(num_layers=1)
-    driver = ForwardDriver(folder_of(tmp_path, shape, parameters(shape) | {"more": np.ones(3, np.float32)}))
-    assert driver.loaded.extra_tensors == ("more",)
+    with pytest.raises(InvalidModelFile, match=r"m\.gguf: tensor 'more' has no use"):
+        ForwardDriver(folder_of(tmp_path, shape, parameters(shape) | {"more": np.ones(3, np.float32)}))
+    unread = {"blk.0.attn_rot_embd.weight": np.ones(8, np.float32)}
+    ForwardDriver(folder_of(tmp_path / "other", shape, parameters(shape) | unread))
 
 
 def test_a_missing_layer_is_refused(tmp_path):
@@ -94,7 +99,10 @@ def test_a_missing_layer_is_refused(tmp_path):
 
 def test_another_architecture_is_refused(tmp_path):
     shape = Shape(architecture="mamba")
-    with pytest.raises(UnsupportedFeature, match="architecture is 'mamba', known: llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(
+        UnsupportedFeature,
+        match=r"tiny\.gguf: general\.architecture is 'mamba', supported: llama, qwen2, qwen3, gemma3",
+    ):
         ForwardDriver(tiny_folder(tmp_path, shape))
 
 
@@ -115,5 +123,5 @@ def test_a_card_of_another_model_is_refused(tmp_path):
             tensors=[g.f32_tensor(name, values) for name, values in parameters(Shape()).items()],
         ),
     )
-    with pytest.raises(InvalidModelFile, match="does not describe the weights"):
+    with pytest.raises(InvalidModelFile, match=r"model\.json: context_tokens is 512, the weights beside it have 64"):
         load_model(folder, numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))

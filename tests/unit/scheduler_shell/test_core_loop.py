@@ -163,6 +163,27 @@ async def test_a_request_goes_through_and_is_counted():
         assert (r.metric("kv_pages"), r.metric("kv_pages_used"), r.metric("kv_usage_ratio")) == (64, 0, 0)
 
 
+async def test_a_plan_is_written_before_edges_hear_of_the_tokens_of_the_one_before():
+    async with rig() as r:
+        happened = []
+        send_plan, tell_edges = r.link.send, r.edges.send
+
+        def send(plan):
+            asyncio.get_running_loop().call_soon(happened.append, "written")
+            send_plan(plan)
+
+        def tell(messages):
+            if any(message.updates for message in messages.values()):
+                happened.append("told")
+            tell_edges(messages)
+
+        r.link.send, r.edges.send = send, tell
+        r.attach()
+        r.submit(make_spec(1, max_tokens=4))
+        await r.end_of(1)
+        assert happened == ["written"] + ["written", "told"] * 3 + ["told"]
+
+
 async def test_a_grammars_masks_are_asked_for_and_its_stream_forgotten():
     async with rig() as r:
         r.attach()

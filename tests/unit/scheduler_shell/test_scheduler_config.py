@@ -4,7 +4,16 @@ import pytest
 
 from protos.service.config import ConfigError, load_config
 from scheduler_svc.app import core_settings
-from scheduler_svc.config import CoreConfig, EpochSourceKind, LogFormat, LogLevel, Role, SchedulePolicy, SchedulerConfig
+from scheduler_svc.config import (
+    CallerCertificates,
+    CoreConfig,
+    EpochSourceKind,
+    LogFormat,
+    LogLevel,
+    Role,
+    SchedulePolicy,
+    SchedulerConfig,
+)
 from scheduler_svc.core.settings import CoreSettings
 
 FLAGS = {
@@ -60,6 +69,17 @@ FLAGS = {
     "metrics_port": ("3", 3),
     "log_level": ("debug", LogLevel.DEBUG),
     "log_format": ("json", LogFormat.JSON),
+    "trace_endpoint": ("http://collector:4317", "http://collector:4317"),
+    "trace_ratio": ("0.25", 0.25),
+    "trace_plan_ratio": ("0.5", 0.5),
+    "resume_key_file": ("/keys", Path("/keys")),
+    "tls_dir": ("/tls", Path("/tls")),
+    "trust_domain": ("example.org", "example.org"),
+    "insecure": ("true", True),
+    "hardened": ("true", True),
+    "caller_tls_dir": ("/callers", Path("/callers")),
+    "caller_certificates": ("required", CallerCertificates.REQUIRED),
+    "callers": ("/callers.toml", Path("/callers.toml")),
 }
 
 

@@ -148,7 +148,8 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             "h:1 did not answer within the call's deadline",
         ),
         (grpc.StatusCode.INTERNAL, "", errors.InternalFault, "h:1 answered INTERNAL"),
-        (grpc.StatusCode.PERMISSION_DENIED, "no", errors.CallerError, "no"),
+        (grpc.StatusCode.PERMISSION_DENIED, "no", errors.PermissionDenied, "no"),
+        (grpc.StatusCode.UNAUTHENTICATED, "no", errors.Unauthenticated, "no"),
     ],
 )
 def test_statuses_that_grpc_makes_become_classes(code, details, expected, message):

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.service.plan_recording import MAGIC, EntryKind, LivePages, encode_pages, read_entries
+from protos.service.plan_recording import MAGIC, EntryKind, read_entries
+from protos.service.recording_payloads import decode_pages, encode_pages
+from protos.wire.enums import RowStatus
 from protos.wire.errors import DataFault, InvalidRequest
 from protos.wire.plan import MaskColumns, PenaltyColumns
 from scheduler_svc.links.recorder import PlanRecorder
@@ -14,6 +16,7 @@ from tests.support import plans
 from tests.support.plan_driver import Request
 from tests.support.recorded_runs import (
     WORKER,
+    PatientRecorder,
     RecordedExecutor,
     recorded_run,
     replayed,
@@ -85,7 +88,7 @@ def test_a_changed_log_probability_is_reported_beyond_the_tolerance(files, tmp_p
 
 
 def test_references_and_terms_replay(tmp_path):
-    recorder = PlanRecorder(settings(tmp_path / "rec", max_file_bytes=1))
+    recorder = PatientRecorder(settings(tmp_path / "rec", max_file_bytes=1))
     recorder.start()
     for _ in range(2):
         executor = RecordedExecutor(simulated_executor(), recorder)
@@ -113,17 +116,45 @@ def test_a_literal_still_counts_for_the_penalties_of_its_row():
         output_counts=plans.u32(1),
     )
     plan = plans.make_plan([row], seq=4, penalties=penalties)
-    found = with_literals(plan, {3: np.array([4], np.int32)})
+    found = with_literals(plan, {(3, 0): (1, 0, 20, 4)})
     assert (found.tokens.ids.tolist(), found.tokens.sources) == ([4], None)
     assert found.penalties.output_counts.tolist() == [2]
-    found = with_literals(plan, {3: np.array([9], np.int32)})
+    found = with_literals(plan, {(3, 0): (1, 0, 20, 9)})
     assert dict(zip(found.penalties.output_ids.tolist(), found.penalties.output_counts.tolist(), strict=True)) == {
         4: 1,
         9: 1,
     }
-    assert with_literals(plan, {2: np.array([9], np.int32)}) is plan
-    with pytest.raises(DataFault, match="plan 4 refers to row 0 of plan 3, which has no token"):
-        with_literals(plan, {3: np.array([-1], np.int32)})
+
+
+@pytest.mark.parametrize(
+    "known", [{(2, 0): (1, 0, 20, 9)}, {(3, 1): (1, 0, 20, 9)}, {(3, 0): (2, 0, 20, 9)}, {(3, 0): (1, 1, 20, 9)}]
+)
+def test_a_reference_that_no_worker_would_answer_stays_one(known):
+    plan = plans.make_plan([plans.decode(20, handle=1, reference=(3, 0))], seq=4)
+    assert with_literals(plan, known) is plan
+    assert with_literals(plan, {(3, 0): (1, 0, 21, 9)}) is plan
+    assert with_literals(plan, {(3, 0): (1, 0, 20, 9)}, oldest_seq=4) is plan
+    assert with_literals(plan, {(3, 0): (1, 0, 20, 9)}) is not plan
+
+
+def test_rows_that_refer_to_what_failed_before_a_rotation_fail_again(tmp_path):
+    recorder = PatientRecorder(settings(tmp_path / "rec", max_file_bytes=1))
+    recorder.start()
+    executor = RecordedExecutor(simulated_executor(), recorder)
+    info = executor.worker_info()
+    prompts = [plans.extend(0, 20, ids=range(20), pages=(1 + 2 * n, 2 + 2 * n), handle=n) for n in range(2)]
+    executor.execute(plans.make_plan(prompts, info=info, seq=1))
+    for seq, source in ((2, 0), (3, 9), (4, 2)):
+        rows = [
+            plans.decode(18 + seq, pages=(1, 2), handle=0, reference=(1 if seq == 2 else seq - 1, 0)),
+            plans.decode(20, pages=(3, 4), handle=1, reference=(1, source)),
+        ]
+        got = executor.execute(plans.make_plan(rows, info=info, seq=seq))
+        assert got.rows.statuses[1] == RowStatus.FAILED
+    recorder.stop()
+    found = [replayed(path, simulated_executor()) for path in tmp_path.iterdir()]
+    assert sum(replayer.counts.plans for replayer in found) == 4
+    assert [replayer.first for replayer in found] == [None] * len(found)
 
 
 def test_a_full_queue_never_waits_and_marks_the_file(tmp_path, caplog):
@@ -145,10 +176,7 @@ def test_pages_that_are_not_all_known_are_refused(tmp_path, files):
     def change(entry):
         if entry.kind is not EntryKind.PAGES:
             return entry
-        empty = np.zeros(0, np.int32)
-        none = dict.fromkeys(("pages", "parents", "token_ids", "result_seqs", "result_tokens"), empty)
-        pages = LivePages(is_complete=False, indptr=np.zeros(1), result_indptr=np.zeros(1), **none)
-        return replace(entry, payload=encode_pages(pages))
+        return replace(entry, payload=encode_pages(replace(decode_pages(entry.payload), is_complete=False)))
 
     path = rewritten(files[0], tmp_path / "f", change)
     with pytest.raises(DataFault, match="does not know every page"):

@@ -5,9 +5,10 @@ import tomllib
 import numpy as np
 import pytest
 
+from protos.service.step_times import FixedStep, StepShape, read_step_times
 from protos.wire.errors import InvalidRequest
+from worker_svc.simulated.build import DEFAULT_TABLE
 from worker_svc.simulated.device_clock import StepPacer
-from worker_svc.simulated.step_times import DEFAULT_TABLE, FixedStep, StepShape, read_step_times
 
 WEIGHTS, KV_TOKEN, BANDWIDTH, FLOPS, OTHER_MS = 16.06e9, 131_072, 0.80 * 3.35e12, 0.55 * 989.4e12, 0.4
 SMALL = """
@@ -33,7 +34,7 @@ def small(tmp_path):
 
 
 def test_the_default_table_is_what_its_derivation_says():
-    table = read_step_times(DEFAULT_TABLE)
+    table = read_step_times(DEFAULT_TABLE, field="simulated_steps")
     rows, contexts = np.array(table.decode.rows)[:, None], np.array(table.decode.context_tokens)[None, :]
     decode = OTHER_MS + (WEIGHTS + rows * contexts * KV_TOKEN) / BANDWIDTH * 1e3
     np.testing.assert_allclose(table.decode.step_ms, decode, atol=1e-3)
@@ -57,7 +58,7 @@ def test_the_default_table_is_what_its_derivation_says():
     ],
 )
 def test_steps_lie_on_the_lines_between_and_beyond_the_entries(small, shape, milliseconds):
-    assert read_step_times(small).step_s(shape) == pytest.approx(milliseconds / 1e3)
+    assert read_step_times(small, field="simulated_steps").step_s(shape) == pytest.approx(milliseconds / 1e3)
 
 
 def test_a_fixed_step_is_fixed_and_an_idle_plan_is_free():
@@ -82,12 +83,12 @@ def test_a_fixed_step_is_fixed_and_an_idle_plan_is_free():
 def test_a_bad_table_is_refused_by_the_entry(small, wrong, named):
     small.write_text(wrong)
     with pytest.raises(InvalidRequest, match=named):
-        read_step_times(small)
+        read_step_times(small, field="simulated_steps")
 
 
 def test_a_missing_table_is_refused(tmp_path):
     with pytest.raises(InvalidRequest, match=r"none\.toml cannot be read"):
-        read_step_times(tmp_path / "none.toml")
+        read_step_times(tmp_path / "none.toml", field="simulated_steps")
     assert tomllib.loads(SMALL)["name"] == "small"
 
 

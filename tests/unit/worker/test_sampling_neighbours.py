@@ -113,7 +113,7 @@ def test_samples_of_one_prompt_do_not_depend_on_their_number():
         base = spec_of("random", 1)
         specs = [
             replace(
-                base, stream=replace(base.stream, stream_id=index + 1), sampling=replace(RANDOM, sample_index=index)
+                base, stream=base.stream._replace(stream_id=index + 1), sampling=replace(RANDOM, sample_index=index)
             )
             for index in range(n)
         ]

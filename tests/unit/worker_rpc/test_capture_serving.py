@@ -15,6 +15,7 @@ from tests.support.worker_client import WorkerClient
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.executor import CaptureProgress, CaptureTotals
 from worker_svc.rpc.capture_work import MIN_BUDGET_MS, UNKNOWN_BUDGET_MS, budget_ms
+from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
 
 PENDING = Buckets(phase=GraphPhase.DECODE, sizes=(1, 2), live=())
@@ -53,11 +54,9 @@ class CapturingFake(FakeExecutor):
 
 @contextlib.asynccontextmanager
 async def serving(captures):
-    service = WorkerService(
-        lambda: CapturingFake(captures),
-        server=ServerConfig(port=0, health_port=0),
-        observability=ObservabilityConfig(metrics_port=0),
-    )
+    server = ServerConfig(port=0, health_port=0)
+    listeners = Listeners(server, ObservabilityConfig(metrics_port=0))
+    service = WorkerService(lambda: CapturingFake(captures), listeners, server)
     running = asyncio.create_task(service.run())
     while not service.listeners.port:
         await asyncio.sleep(0.005)

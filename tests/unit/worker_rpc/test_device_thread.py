@@ -146,10 +146,11 @@ def test_a_bubble_is_the_wait_for_a_plan_that_carries_on_the_one_before():
     one, two, other = make_plan([extend(0, 5, handle=4)]), [decode(5, handle=4), decode(9, handle=8)], [extend(0, 5)]
     work.execute(Execute(one, IntakeTimes()))
     assert (work.progress.idle_ns, work.progress.bubble_ns) == (100, 0)
-    work.execute(Execute(make_plan(two, seq=2), IntakeTimes()))
+    carried_on = work.execute(Execute(make_plan(two, seq=2), IntakeTimes()))
     assert (work.progress.idle_ns, work.progress.bubble_ns) == (200, 100)
-    work.execute(Execute(make_plan(other, seq=3), IntakeTimes()))
+    new = work.execute(Execute(make_plan(other, seq=3), IntakeTimes()))
     assert (work.progress.idle_ns, work.progress.bubble_ns) == (300, 100)
+    assert (carried_on.timings.bubble_ns, new.timings.bubble_ns) == (100, 0), "each result says its own"
     work.reset(Fence(8, 1))
     work.execute(Execute(make_plan(other), IntakeTimes()))
     assert work.progress.bubble_ns == 100, "a new term carries on nothing"
@@ -157,7 +158,7 @@ def test_a_bubble_is_the_wait_for_a_plan_that_carries_on_the_one_before():
 
 def test_a_bug_in_staging_shows_in_the_plans_turn_and_a_refusal_at_once(caplog):
     class Staging(FakeExecutor):
-        def stage(self, plan):
+        def stage(self, plan, digest=None):
             raise self.error
 
     executor = Staging(make_info())

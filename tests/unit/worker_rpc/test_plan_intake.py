@@ -20,7 +20,7 @@ def intake(**changes):
     return PlanIntake(make_info(limits=make_limits(**changes)), lambda: next(ticks), stage)
 
 
-def stage(plan):
+def stage(plan, digest=None):
     if plan.identity.seq == UNSUPPORTED_SEQ:
         raise UnsupportedFeature("not here", field="forwards.mode")
     return lambda: ("ran", plan.identity.seq)

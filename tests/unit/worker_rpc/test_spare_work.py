@@ -26,6 +26,10 @@ class Spare:
         self._pieces = pieces
         self._piece_ms = piece_ms
 
+    @property
+    def is_done(self):
+        return not self._left
+
     def next_piece_ms(self, *, is_idle):
         return self._piece_ms if self._left else None
 
@@ -145,3 +149,16 @@ async def test_at_the_end_what_has_begun_is_given_up_before_the_last_job():
     await device.stop()
     assert spare.seen == ["piece", "close"]
     assert spare.gave_up == 1
+
+
+async def test_spare_work_that_is_prepared_elsewhere_is_looked_at_again_and_jobs_run_meanwhile(device):
+    spare = Spare(1)
+    ready = threading.Event()
+    spare.next_piece_ms = lambda *, is_idle: SHORT if ready.is_set() and not spare.is_done else None
+    await device.submit(lambda: device.set_spare(spare))
+    for number in range(3):
+        assert await device.submit(lambda number=number: number) == number
+    assert spare.seen == []
+    ready.set()
+    await until(lambda: spare.is_done)
+    assert await device.submit(lambda: 5) == 5

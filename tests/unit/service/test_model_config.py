@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from protos.service.model_config import read_model_config
 from protos.wire.errors import EngineError, InvalidModelFile, UnsupportedFeature
-from worker_svc.models.model_config import read_model_config
 
 GOOD = {
     "general.architecture": "llama",
@@ -27,18 +27,18 @@ def test_reads_shapes_and_derives_the_head_size():
     assert (config.num_layers, config.hidden_size, config.intermediate_size) == (2, 48, 80)
     assert (config.num_q_heads, config.num_kv_heads, config.head_dim) == (6, 2, 8)
     assert (config.vocab_size, config.context_tokens) == (300, 64)
-    assert (config.norm_epsilon, config.rope_base) == (1e-5, 5000.0)
+    assert (config.norm_epsilon, config.rope.base) == (1e-5, 5000.0)
 
 
 def test_defaults_of_what_a_file_may_leave_out():
     config = read(**{"attention.head_count_kv": None, "rope.freq_base": None, "attention.key_length": 32})
-    assert (config.num_kv_heads, config.rope_base, config.head_dim) == (6, 10_000.0, 32)
+    assert (config.num_kv_heads, config.rope.base, config.head_dim) == (6, 10_000.0, 32)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("block_count", None, "llama.block_count is None, must be an integer"),
+        ("block_count", None, "llama.block_count is missing, must be an integer from 1 to 512"),
         ("block_count", 0, "is 0, must be 1 to 512"),
         ("block_count", 513, "is 513"),
         ("block_count", True, "must be an integer"),
@@ -91,9 +91,9 @@ def read_gemma(**changes):
 def test_gemmas_layers_have_a_window_but_for_every_sixth():
     config = read_gemma()
     assert config.layer_windows == (32, 32, 32, 32, 32, 0) * 2
-    assert (config.rope_base, config.window_rope_base, config.rope_stretch) == (5000.0, 10_000.0, 1.0)
+    assert (config.rope.base, config.rope.window_base, config.rope.stretch) == (5000.0, 10_000.0, 1.0)
     assert config.query_scale == 8**-0.5
-    assert not config.rope_interleaved
+    assert not config.rope.is_interleaved
 
 
 def test_a_file_may_say_which_layers_have_windows():
@@ -104,7 +104,7 @@ def test_a_file_may_say_which_layers_have_windows():
 
 def test_larger_gemmas_stretch_positions_and_the_largest_scales_queries_by_its_hidden_size():
     config = read_gemma(**{"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 20_000.0})
-    assert (config.rope_stretch, config.window_rope_base) == (8.0, 20_000.0)
+    assert (config.rope.stretch, config.rope.window_base) == (8.0, 20_000.0)
     largest = read_gemma(block_count=62, **{"attention.key_length": 16})
     assert largest.query_scale == (48 / 6) ** -0.5
 

@@ -1,4 +1,4 @@
-"""What a step costs on the simulated device: a table, read from TOML, interpolated linearly. Pure but for the reading.
+"""What a step costs on a device: a table, read from TOML, interpolated linearly. Pure but for the reading.
 
     step = max(decode[rows, mean context], prefill[tokens])
 
@@ -18,9 +18,7 @@ from protos.wire.errors import InvalidRequest
 
 Array = np.ndarray
 
-DEFAULT_TABLE = Path(__file__).parent / "step_times_h100_8b.toml"
 _MAX_TABLE_BYTES = 1 << 20
-_FIELD = "simulated_steps"
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Count = Annotated[int, Field(ge=0, le=1 << 30)]
@@ -110,25 +108,25 @@ class FixedStep:
         return self._step_s if shape.rows else 0.0
 
 
-def read_step_times(path: Path) -> StepTimes:
-    """The table in a TOML file.
+def read_step_times(path: Path, *, field: str) -> StepTimes:
+    """The table in a TOML file; `field` is who named it.
 
     Raises:
         InvalidRequest: it cannot be read, or is no table; says which entry.
     """
     try:
         if path.stat().st_size > _MAX_TABLE_BYTES:
-            raise InvalidRequest(f"step time table {path.name} is larger than {_MAX_TABLE_BYTES} bytes", field=_FIELD)
+            raise InvalidRequest(f"step time table {path.name} is larger than {_MAX_TABLE_BYTES} bytes", field=field)
         with path.open("rb") as file:
             return StepTimes.model_validate(tomllib.load(file))
     except OSError as error:
-        raise InvalidRequest(f"step time table {path.name} cannot be read: {error.strerror}", field=_FIELD) from error
+        raise InvalidRequest(f"step time table {path.name} cannot be read: {error.strerror}", field=field) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"step time table {path.name} is no TOML", field=_FIELD) from error
+        raise InvalidRequest(f"step time table {path.name} is no TOML", field=field) from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "content"
-        raise InvalidRequest(f"step time table {path.name}: {place}: {first['msg']}", field=_FIELD) from error
+        raise InvalidRequest(f"step time table {path.name}: {place}: {first['msg']}", field=field) from error
 
 
 def _interpolated(places: tuple[int, ...], values: "tuple[float, ...] | list[float]", place: float) -> float:

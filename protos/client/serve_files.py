@@ -1,0 +1,36 @@
+"""Files of a served scheduler beside its model, and the key of a run that was given none."""
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cyclopts import Parameter
+
+RESUME_KEY_BYTES = 32
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFiles:
+    """Files of the scheduler beside the model."""
+
+    record: Path | None = None
+    """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
+    resume_key_file: Path | None = None
+    """Keys of the tickets with which callers go on after a scheduler's death. Default: one of this run's own."""
+
+    def with_key(self, folder: Path) -> "ServeFiles":
+        """These, with a new file of one key in the private `folder` if there is none."""
+        if self.resume_key_file is not None:
+            return self
+        path = folder / "resume.key"
+        path.write_text(secrets.token_hex(RESUME_KEY_BYTES) + "\n")
+        return replace(self, resume_key_file=path)
+
+    def flags(self) -> dict[str, str]:
+        """Of the scheduler."""
+        given = {"--record": self.record, "--resume-key-file": self.resume_key_file}
+        return {name: str(path.absolute()) for name, path in given.items() if path is not None}
+
+
+NO_FILES = ServeFiles()

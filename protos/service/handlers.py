@@ -1,0 +1,38 @@
+"""Handlers of asyncio gRPC servers as interceptors take them apart and put them together. Knows no service."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+
+
+def async_behaviour(handler: Any) -> Callable[..., Any] | None:
+    """The handler's function if it is asynchronous."""
+    if handler is None:
+        return None
+    found = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+    return cast(Callable[..., Any], found) if is_async else None
+
+
+def handler_like(handler: Any, behaviour: Callable[..., Any], *, deserializer: Callable[..., Any] | None) -> Handler:
+    """A handler of the same kind that does `behaviour`."""
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return cast(Handler, cast(Any, make)(behaviour, deserializer, handler.response_serializer))
+
+
+async def write_all(messages: Any, context: Context) -> None:
+    """Send what an asynchronous generator makes, and close it."""
+    async with aclosing(messages):
+        async for message in messages:
+            await context.write(message)

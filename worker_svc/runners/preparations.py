@@ -1,0 +1,67 @@
+"""Host work that captures need done before, on a thread of its own: the device serves meanwhile, one piece at a time.
+
+Knows neither buckets nor graphs. The thread is a daemon of low priority: it never keeps a worker from ending, and takes
+what time serving leaves.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from protos.wire.errors import EngineError
+from worker_svc.device.device_graph import CaptureError
+from worker_svc.graph_backends.base import Preparation
+
+_NICENESS = 10
+FAILURES = (CaptureError, EngineError, RuntimeError)
+"""torch tells of a device without memory, or of an operator that it cannot run, by RuntimeError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """One that has ended."""
+
+    key: Hashable
+    nanoseconds: int
+    problem: Exception | None
+    """Why it failed; None if it did not."""
+
+
+class Preparations:
+    """Used by the device thread."""
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._running: Hashable | None = None
+        self._ended: Prepared | None = None
+
+    @property
+    def running(self) -> Hashable | None:
+        """The key of the one that was started and whose end was not taken."""
+        return self._running
+
+    def start(self, key: Hashable, work: Preparation) -> None:
+        """Begin one. None runs."""
+        assert self._running is None
+        self._running = key
+        threading.Thread(target=self._run, args=(key, work), name="graph preparation", daemon=True).start()
+
+    def take_ended(self) -> Prepared | None:
+        """The one that has ended since the last call."""
+        ended = self._ended
+        if ended is not None:
+            self._ended = self._running = None
+        return ended
+
+    def _run(self, key: Hashable, work: Preparation) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        begin = self._clock_ns()
+        problem: Exception | None = CaptureError("the preparation broke off")
+        try:
+            work()
+            problem = None
+        except FAILURES as error:
+            problem = error
+        finally:  # also behind a bug, which the thread's own end reports
+            self._ended = Prepared(key=key, nanoseconds=self._clock_ns() - begin, problem=problem)
