@@ -70,22 +70,27 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(**choices: object) -> Iterator[Served]:
-    """As `_served`, with every process of the group watched for code that comes from data (S1)."""
-    with audit() as audited, _served(audited, **choices) as server:  # type: ignore[arg-type]
+def served(*, is_watched: bool = True, **choices: object) -> Iterator[Served]:
+    """As `_served`, with every process of the group watched for code that comes from data (S1), unless time is measured."""
+    watch = audit() if is_watched else contextlib.nullcontext(None)
+    with watch as audited, _served(audited, **choices) as server:  # type: ignore[arg-type]
         yield server
 
 
 @contextlib.contextmanager
 def _served(
-    audited: Audit, *, worker_flags: tuple[str, ...] = (), scheduler_flags: tuple[str, ...] = (), **choices: object
+    audited: Audit | None,
+    *,
+    worker_flags: tuple[str, ...] = (),
+    scheduler_flags: tuple[str, ...] = (),
+    **choices: object,
 ) -> Iterator[Served]:
     """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
 
     Graphs are off unless they are chosen: capturing takes the cores that the tests share.
 
     Args:
-        audited: watches them.
+        audited: watches them; None: nobody does.
         worker_flags: more flags of the workers, such as ServeOptions has no choice for.
         scheduler_flags: more flags of the scheduler.
         choices: fields of ServeOptions.
@@ -98,7 +103,7 @@ def _served(
 
 
 def _running(
-    options: ServeOptions, audited: Audit, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
+    options: ServeOptions, audited: Audit | None, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
 ) -> Iterator[Served]:
     console = Console(quiet=True)
     group = ProcessGroup()
@@ -106,7 +111,7 @@ def _running(
         commands = service_commands(options, resolve_model(options, console))
         for command in commands:
             flags = worker_flags if command.name.startswith("worker") else scheduler_flags
-            with audited.watching():
+            with contextlib.nullcontext() if audited is None else audited.watching():
                 group.start([dataclasses.replace(command, arguments=(*command.arguments, *flags))])
         group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
         yield Served(options, group)
