@@ -4,7 +4,6 @@ Parses and starts; imports neither service. The model is fetched first, so that 
 """
 
 import signal
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.config import ConfigError
 from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
-from protos.service.private_folder import remove_abandoned
+from protos.service.private_folder import private_folder, remove_abandoned
 from protos.service.security_config import is_loopback
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
@@ -269,8 +268,8 @@ def serve(options: ServeOptions, console: Console) -> int:
     Raises:
         EngineError: the model, a port or a process is not usable.
     """
-    with tempfile.TemporaryDirectory(prefix="forwardplane-") as folder:
-        return _serve(replace(options, files=options.files.with_key(Path(folder))), console)
+    with private_folder() as folder:
+        return _serve(replace(options, files=options.files.with_key(folder)), console)
 
 
 def _serve(options: ServeOptions, console: Console) -> int:

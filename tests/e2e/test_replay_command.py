@@ -104,7 +104,7 @@ def rotated(model_cache, tmp_path_factory):
             device="simulated",
             model_cache=model_cache,
             simulated=simulated,
-            record=path,
+            files=ServeFiles(record=path),
             limits=WorkerOptions(num_pages=70),
             scheduler_flags=flags,
         ) as server,
