@@ -95,6 +95,18 @@ def test_the_advice_names_the_saving_and_flags_that_serve_takes(exposed):
     assert "--decode-buckets 3 --prefill-buckets 32" in fewer
 
 
+def test_where_nothing_is_captured_the_advice_says_what_it_compares_with(tmp_path, exposed):
+    path, _ = exposed
+    assert "no graphs are captured there" not in said(from_metrics=(str(path),))
+    eager = tmp_path / "eager.txt"
+    eager.write_text(
+        "".join(line for line in path.read_text().splitlines(keepends=True) if "graph_bucket_live" not in line)
+    )
+    text = said(from_metrics=(str(eager),))
+    assert "no graphs are captured there now: default is what would be" in text
+    assert " default " in text
+
+
 @pytest.fixture
 def recording(tmp_path):
     """Two prompts that arrive together, and what the worker captured."""
