@@ -18,7 +18,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from protos.client.serve_command import SimulatedOptions, WorkerOptions
+from protos.client.serve_command import SimulatedOptions
+from protos.client.serve_execution import WorkerOptions
 from tests.bench.peers import ROOT
 from tests.support.served import Served, scrape, served, total
 

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from protos.client.fetch_model import fetch_model
-from protos.client.serve_command import SimulatedOptions, WorkerOptions
+from protos.client.serve_command import SimulatedOptions
+from protos.client.serve_execution import WorkerOptions
 from protos.client.simulated_model import SIMULATED_MODEL
 from tests.support import plans
 from tests.support.served import served

@@ -14,7 +14,8 @@ import pytest
 from protos.client.fetch_model import fetch_model
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
-from protos.client.serve_command import SimulatedOptions, WorkerOptions
+from protos.client.serve_command import SimulatedOptions
+from protos.client.serve_execution import WorkerOptions
 from protos.client.serve_files import ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.plan_recording import Entry, EntryKind, RecordingWriter, read_entries, read_header
@@ -103,7 +104,7 @@ def rotated(model_cache, tmp_path_factory):
             device="simulated",
             model_cache=model_cache,
             simulated=simulated,
-            record=path,
+            files=ServeFiles(record=path),
             limits=WorkerOptions(num_pages=70),
             scheduler_flags=flags,
         ) as server,
