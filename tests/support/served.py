@@ -59,9 +59,18 @@ def free_ports(count: int) -> list[int]:
             held = stack.enter_context(socket.socket())
             held.bind(("127.0.0.1", 0))
             port = held.getsockname()[1]
-            if all(abs(port - other) > 4 for other in ports):
+            if all(abs(port - other) > 4 for other in ports) and all(_is_free(port + index) for index in (1, 2, 3)):
                 ports.append(port)
     return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+        return True
 
 
 def on_free_ports(options: ServeOptions) -> ServeOptions:
