@@ -53,6 +53,8 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.INTERNAL: errors.InternalFault,
 }
 _SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
+_BROKEN_WHILE_WRITTEN = "Internal error from Core"
+"""What grpc.aio says, on this side, of a stream that ended under a write."""
 _NOBODY_LISTENS = ("Connection refused", "DNS resolution failed", "Name or service not known", "No such file")
 
 
@@ -266,6 +268,8 @@ def _rebuilt(error_class: type[EngineError], message: str, *, detail: ErrorDetai
 def _from_code(code: grpc.StatusCode, details: str, target: str) -> EngineError:
     """An error for a status that no server of ours made."""
     peer = target or "the server"
+    if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITTEN:
+        return errors.ConnectionLost(f"the connection to {peer} was lost")
     if code is grpc.StatusCode.UNAVAILABLE:
         if any(sign in details for sign in _NOBODY_LISTENS):
             return errors.NoServer(f"no server answers at {peer}")

@@ -142,6 +142,7 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             "h:1 did not answer within the call's deadline",
         ),
         (grpc.StatusCode.INTERNAL, "", errors.InternalFault, "h:1 answered INTERNAL"),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", errors.ConnectionLost, "the connection to h:1 was lost"),
         (grpc.StatusCode.PERMISSION_DENIED, "no", errors.PermissionDenied, "no"),
         (grpc.StatusCode.UNAUTHENTICATED, "no", errors.Unauthenticated, "no"),
     ],
