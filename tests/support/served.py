@@ -14,8 +14,9 @@ from prometheus_client.samples import Sample
 from rich.console import Console
 
 from protos.client.process_group import ProcessGroup
-from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
-from tests.support.audited import audited_children
+from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
+from protos.client.serve_execution import ServeExecution
+from tests.support.audited import Audit, audit
 
 PORT_FIELDS = (
     "port",
@@ -69,21 +70,27 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(**choices: object) -> Iterator[Served]:
-    """As `_served`, with every process watched for code that comes from data (S1)."""
-    with audited_children(), _served(**choices) as server:  # type: ignore[arg-type]
+def served(*, is_watched: bool = True, **choices: object) -> Iterator[Served]:
+    """As `_served`, with each process watched for code that comes from data (S1), unless time is measured."""
+    watch = audit() if is_watched else contextlib.nullcontext(None)
+    with watch as audited, _served(audited, **choices) as server:  # type: ignore[arg-type]
         yield server
 
 
 @contextlib.contextmanager
 def _served(
-    *, worker_flags: tuple[str, ...] = (), scheduler_flags: tuple[str, ...] = (), **choices: object
+    audited: Audit | None,
+    *,
+    worker_flags: tuple[str, ...] = (),
+    scheduler_flags: tuple[str, ...] = (),
+    **choices: object,
 ) -> Iterator[Served]:
     """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
 
     Graphs are off unless they are chosen: capturing takes the cores that the tests share.
 
     Args:
+        audited: watches them; None: nobody does.
         worker_flags: more flags of the workers, such as ServeOptions has no choice for.
         scheduler_flags: more flags of the scheduler.
         choices: fields of ServeOptions.
@@ -92,11 +99,11 @@ def _served(
     chosen = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         options = dataclasses.replace(chosen, files=chosen.files.with_key(Path(folder)))
-        yield from _running(options, worker_flags=worker_flags, scheduler_flags=scheduler_flags)
+        yield from _running(options, audited, worker_flags=worker_flags, scheduler_flags=scheduler_flags)
 
 
 def _running(
-    options: ServeOptions, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
+    options: ServeOptions, audited: Audit | None, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
 ) -> Iterator[Served]:
     console = Console(quiet=True)
     group = ProcessGroup()
@@ -104,7 +111,8 @@ def _running(
         commands = service_commands(options, resolve_model(options, console))
         for command in commands:
             flags = worker_flags if command.name.startswith("worker") else scheduler_flags
-            group.start([dataclasses.replace(command, arguments=(*command.arguments, *flags))])
+            with contextlib.nullcontext() if audited is None else audited.watching():
+                group.start([dataclasses.replace(command, arguments=(*command.arguments, *flags))])
         group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
         yield Served(options, group)
         group.check_alive()

@@ -26,12 +26,9 @@ WATCHED = ("pickle.find_class", "exec", "compile", "marshal.loads", "marshal.loa
 
 
 def place() -> str:
-    """The nearest caller's file; empty while a module is imported, and of what the command line itself holds."""
-    try:
-        frame = sys._getframe(2)
-    except ValueError:  # nobody called: the interpreter compiles its -c
-        return ""
-    nearest = frame.f_code.co_filename
+    """The nearest caller's file; empty while a module is imported, and for what the interpreter itself begins with."""
+    frame = sys._getframe(1).f_back
+    nearest = "" if frame is None else frame.f_code.co_filename
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return ""
