@@ -1,6 +1,6 @@
 """Suites that run as long as they are given: `python -m tests.campaign --budget 12m`. Says what each of them reached.
 
-Simulation gets seven tenths of the time, fault cycles on real processes the rest.
+Simulation gets six tenths of the time, fault cycles on real processes three, fuzzing the rest.
 """
 
 import argparse
@@ -11,14 +11,16 @@ from collections import Counter
 from pathlib import Path
 
 from protos.client.fetch_model import fetch_model
-from protos.client.serve_command import SimulatedOptions
 from protos.client.simulated_model import SIMULATED_MODEL
+from tests.fuzz.__main__ import fuzz_borders
+from tests.fuzz.targets import TARGETS
 from tests.simulation.__main__ import seconds
 from tests.simulation.campaign import CampaignReport, run_until
-from tests.support.fault_cycles import CycleReport, FaultCycles, Strike
-from tests.support.served import served
+from tests.support.fault_cycles import ON_LINKS, ON_PROCESSES, CycleReport, FaultCycles
+from tests.support.struck_group import struck_group
 
-SIMULATION_SHARE = 0.7
+SIMULATION_SHARE = 0.6
+CYCLE_SHARE = 0.3
 WORKERS = 3
 
 
@@ -45,20 +47,27 @@ def strike_processes(budget_s: float, first_seed: int) -> bool:
 
 
 def _round(cache: Path, seed: int) -> CycleReport:
-    simulated = SimulatedOptions(simulated_step_ms=5.0)
-    with served(device="simulated", workers=WORKERS, model_cache=cache, simulated=simulated, numerics="fast") as server:
-        return asyncio.run(FaultCycles(server, workers=WORKERS, seed=seed).run(list(Strike)))
+    """Every kind of fault once, on two groups: links through proxies hide whether anybody listens."""
+    report = CycleReport()
+    for strikes, has_proxies in ((ON_PROCESSES, False), (ON_LINKS, True)):
+        with struck_group(workers=WORKERS, cache=cache, has_proxies=has_proxies) as group:
+            cycles = FaultCycles(group.server, workers=WORKERS, seed=seed, proxies=group.proxies)
+            report.add(asyncio.run(cycles.run(list(strikes))))
+    return report
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Simulation and faults for as long as they are given.")
+    parser = argparse.ArgumentParser(description="Simulation, fuzzing and faults for as long as they are given.")
     parser.add_argument("--budget", type=seconds, default=720.0, help="90s, 12m, 2h")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     arguments = parser.parse_args()
     print("== simulation", flush=True)
     holds = simulate(SIMULATION_SHARE * arguments.budget, arguments.first)
     print("== fault cycles on real processes", flush=True)
-    holds &= strike_processes((1 - SIMULATION_SHARE) * arguments.budget, arguments.first)
+    holds &= strike_processes(CYCLE_SHARE * arguments.budget, arguments.first)
+    print("== fuzzing", flush=True)
+    fuzz_s = (1 - SIMULATION_SHARE - CYCLE_SHARE) * arguments.budget
+    holds &= fuzz_borders(list(TARGETS), fuzz_s, seed=arguments.first)
     return 0 if holds else 1
 
 

@@ -11,6 +11,7 @@ import grpc
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.access import AccessInterceptor
+from protos.service.readable import checked_calls
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
 from protos.wire.errors import Draining
@@ -90,7 +91,8 @@ class EdgeServer:
             hardened=where.hardened,
         )
         observers = [CallMetrics(self._metrics, SERVICE_NAME)]
-        status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES)
+        # The gate reads the message of a unary call as a stream of one.
+        status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES, check_stream=checked_calls)
         server = build_server(options=options, interceptors=[status, AccessInterceptor(self._door.admit), self._gate])
         generate_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
         self._health.add_to(server)

@@ -86,7 +86,9 @@ class PlanExchange:
             raise SyncError(message, field="expected_seq")
         if self._reopen_until is not None:
             self._reopen_until = None
-            self.liveness.stream_reopened(now)
+            if expected_seq == first:
+                # Otherwise the worker has the oldest plan: a device that hangs gains no time from a new stream.
+                self.liveness.stream_reopened(now)
         return self._unanswered.all_again()
 
     def broke(self, error: EngineError, now: float) -> EngineError | None:
@@ -145,6 +147,12 @@ class PlanExchange:
         self.liveness.reported(counter=report.device_counter, capture_budget_s=report.capture_budget_s, now=now)
 
     # --- the worker's health
+
+    def forgive(self, now: float, *, stalled_s: float) -> None:
+        """This process stood still for so long: no time of the worker's, nor of a stream's to be opened again."""
+        self.liveness.forgive(now)
+        if self._reopen_until is not None:
+            self._reopen_until += stalled_s
 
     def is_suspect(self, now: float) -> bool:
         """Whether the worker should get no new requests: its stream is broken, or it is late."""

@@ -146,7 +146,7 @@ def _longest_bytes(tokenizer: Tokenizer) -> int | None:
     if not vocabulary.keys() >= set(_CERTAIN):
         return None
     named = max(map(len, vocabulary))
-    return max(named, *(len(token.content.encode()) for token in added))
+    return max([named, *(len(token.content.encode()) for token in added)])
 
 
 def _parse(text: str) -> Tokenizer:

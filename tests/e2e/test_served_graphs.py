@@ -17,7 +17,7 @@ from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.generation_client import AsyncGenerationClient, GenerationClient
 from protos.client.load_messages import Load
 from protos.client.messages import GenerateOptions, TokenIds
-from protos.client.serve_command import ServeExecution
+from protos.client.serve_execution import ServeExecution
 from protos.wire.enums import GraphPhase
 from tests.e2e.test_served_metrics import WORKER, scrape, total
 from tests.support.served import Served, served

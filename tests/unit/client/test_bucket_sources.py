@@ -10,7 +10,7 @@ from protos.client.bucket_sources import Observed, add_metrics, add_plans
 from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.command import app
 from protos.client.exit_codes import WrongUsage
-from protos.service.metrics import FORWARD_TOKENS_BUCKETS
+from protos.service.histogram_buckets import FORWARD_TOKENS_BUCKETS
 from protos.service.plan_recording import EntryKind, RecordingHeader, RecordingWriter, read_entries
 from protos.wire.bucket_lists import DECODE_SIZES, PREFILL_SIZES
 from protos.wire.enums import GraphPhase, GraphRefusal
