@@ -320,13 +320,11 @@ def _worker_load() -> generate_pb2.WorkerLoad:
 
 
 def _graph_use() -> generate_pb2.GraphUse:
-    return generate_pb2.GraphUse(
-        phase=plan_pb2.GRAPH_PHASE_DECODE,
-        replays=8,
-        real_tokens=11,
-        padded_tokens=10,
-        misses=[generate_pb2.GraphMisses(reason=plan_pb2.GRAPH_REFUSAL_OVER_MAX_ROWS, count=9)],
-    )
+    use = generate_pb2.GraphUse(live=12, dead=13, planned=26, graph_bytes=14, capture_ms=15)
+    use.phase = plan_pb2.GRAPH_PHASE_DECODE
+    use.replays, use.real_tokens, use.padded_tokens = 8, 11, 10
+    use.misses.add(reason=plan_pb2.GRAPH_REFUSAL_OVER_MAX_ROWS, count=9)
+    return use
 
 
 def _other_choices() -> dict[str, Message]:
