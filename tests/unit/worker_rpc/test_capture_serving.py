@@ -130,7 +130,7 @@ async def test_plans_run_between_pieces_and_live_buckets_are_reported_as_they_ap
 async def test_a_worker_that_leaves_gives_up_its_captures():
     captures = FakeCaptures()
     async with serving(captures) as (client, _):
-        await attached(client)
+        await report_with(client.report(), lambda report: report.capture_budget_ms > 0)
         captures.pieces.release(1)
     assert not captures.progress.is_done
 
