@@ -94,7 +94,7 @@ async def test_a_known_token_is_served_and_only_operators_may_what_is_everybodys
         await edge.stub.FlushCache(generate_pb2.FlushCacheRequest(), metadata=bearer("secret-o"))
 
 
-async def test_identities_have_their_own_prefixes_and_one_share_each(tmp_path):
+async def test_s13_identities_have_their_own_prefixes_and_one_share_each(tmp_path):
     entries = (caller_entry("a", "secret-a", share=3.0), caller_entry("b", "secret-b"))
     async with edge_of(tmp_path, *entries) as (edge, http):
         for token in ("secret-a", "secret-b", "secret-a"):
@@ -111,7 +111,7 @@ async def test_identities_have_their_own_prefixes_and_one_share_each(tmp_path):
         assert (a.share, b.share) == (3.0, 1.0)
 
 
-async def test_nobody_aborts_the_request_of_another(tmp_path):
+async def test_s11_nobody_aborts_the_request_of_another(tmp_path):
     entries = (caller_entry("a", "secret-a"), caller_entry("b", "secret-b"))
     async with edge_of(tmp_path, *entries, step_s=0.05) as (edge, _):
         long = request()
