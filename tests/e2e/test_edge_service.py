@@ -447,6 +447,11 @@ async def test_nothing_is_left_of_many_requests_however_they_end(tmp_path: Path)
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
         assert len(list(descriptors.iterdir())) <= open_before
         assert edge.metric("grpc_open_calls") == 0
+        assert edge.metric("held_request_bytes") == edge.metric("caller_held_request_bytes") == 0
+        call = edge.stub.Generate(text_request(max_tokens=100))
+        await call.read()
+        assert edge.metric("held_request_bytes") == edge.core.submits[-1].ByteSize()
+        call.cancel()
 
 
 async def test_health_follows_the_core(tmp_path: Path) -> None:
