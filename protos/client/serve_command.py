@@ -67,7 +67,7 @@ class ServePorts:
 class SimulatedOptions:
     """What the device `simulated` is like; without meaning for others."""
 
-    simulated_steps: Path | None = None
+    simulated_steps: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, dir_okay=False))] = None
     """TOML table of step times. Default: an H100-like device with an 8B model."""
     simulated_step_ms: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=60_000))] = None
     """Milliseconds of every step, in place of the table's."""

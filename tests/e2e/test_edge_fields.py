@@ -10,7 +10,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from protos.forwardplane.v1 import generate_pb2 as pb
-from protos.forwardplane.v1.bridge_pb2 import CoreModel
+from protos.forwardplane.v1.bridge_pb2 import CoreModel, StreamError
 from protos.service.status import from_rpc_error
 from tests.support.edge_harness import CHATML, Edge, running_edge
 from tests.support.request_fields import (
@@ -29,6 +29,7 @@ from tests.support.request_fields import (
 
 METHODS: list[MethodDescriptor] = list(pb.DESCRIPTOR.services_by_name["GenerationService"].methods)
 MODEL = CoreModel(context_tokens=CONTEXT, logits_width=WIDTH, max_logprobs=20, serving=True)
+BY_NAME = {method.name: method for method in METHODS}
 CODES = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION")
 """Of refusals: a value, a name of a model or a request, something that is not offered, a ticket."""
 PLACES = ("resume", "resume.token_ids", "chat", "text", "prompt", "")
@@ -94,18 +95,16 @@ async def refusal(edge: Edge, method: MethodDescriptor, request: Message) -> Any
 async def test_every_field_at_its_borders_is_answered_or_refused_by_its_name(
     tmp_path: Path, method: MethodDescriptor
 ) -> None:
+    all_tried = [(field, *one) for field in fields_of(method.input_type) for one in tried(method, field)]
     async with running_edge(tmp_path, template=CHATML, first_token_id=1, model=MODEL, ids_per_step=128) as edge:
         assert getattr(await refusal(edge, method, good(method)), "status", "NOT_FOUND") == "NOT_FOUND"
-        for field in fields_of(method.input_type):
-            for request, is_bad in tried(method, field):
-                error = await refusal(edge, method, request)
-                assert error is not None or not is_bad, (field, request)
-                if error is not None:
-                    said = f"{field.place}: {error!r}"
-                    assert error.status in CODES, said
-                    assert error.field.startswith(field.place) or is_told_elsewhere(
-                        error.field, field, is_bad=is_bad
-                    ), said
+        for field, request, is_bad in all_tried:
+            error = await refusal(edge, method, request)
+            assert error is not None or not is_bad, (field, request)
+            if error is not None:
+                said = f"{field.place}: {error!r}"
+                assert error.status in CODES, said
+                assert error.field.startswith(field.place) or is_told_elsewhere(error.field, field, is_bad=is_bad), said
 
 
 def is_told_elsewhere(told: str, field: Field, *, is_bad: bool) -> bool:
@@ -113,3 +112,34 @@ def is_told_elsewhere(told: str, field: Field, *, is_bad: bool) -> bool:
     if told.startswith("requests[0].") and field.place.startswith(told):
         return True
     return not is_bad and told.removeprefix("requests[0].") in (*PLACES, field.path.split(".")[0])
+
+
+GRAMMARS = {"json_schema": "{}", "regex": "a", "ebnf": 'start: "a"', "choice": pb.ChoiceList(texts=["a"])}
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "told"),
+    [
+        ("max_tokens", {}, "stop.max_tokens"),
+        ("prompt_ids", {}, "prompt"),
+        ("sampling.banned_token_ids", {}, "sampling.banned_token_ids"),
+        *(("grammar", {kind: value}, kind) for kind, value in GRAMMARS.items()),
+    ],
+)
+async def test_what_the_core_refuses_is_told_by_the_callers_field(
+    tmp_path: Path, said: str, asked: dict[str, Any], told: str
+) -> None:
+    refusal_of_core = StreamError(reason="INVALID_REQUEST", message="no", field=said)
+    request = pb.GenerateRequest(text="a", **asked)
+    async with running_edge(tmp_path, refuse=refusal_of_core) as edge:
+        assert (await refusal(edge, BY_NAME["Generate"], request)).field == told
+        several = pb.GenerateOnceRequest(requests=[request])
+        assert (await refusal(edge, BY_NAME["GenerateOnce"], several)).field == f"requests[0].{told}"
+
+
+async def test_a_full_queue_is_no_field_of_the_request(tmp_path: Path) -> None:
+    full = StreamError(reason="QUEUE_FULL", message="no", field="deadline", retry_after_ms=250)
+    async with running_edge(tmp_path, refuse=full) as edge:
+        several = pb.GenerateOnceRequest(requests=[pb.GenerateRequest(text="a")])
+        error = await refusal(edge, BY_NAME["GenerateOnce"], several)
+    assert (error.field, error.retry_after_ms) == ("deadline", 250)

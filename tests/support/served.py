@@ -71,7 +71,7 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 @contextlib.contextmanager
 def served(*, is_watched: bool = True, **choices: object) -> Iterator[Served]:
-    """As `_served`; unless time is measured, its processes are watched for code that comes from data (S1)."""
+    """As `_served`, with each process watched for code that comes from data (S1), unless time is measured."""
     watch = audit() if is_watched else contextlib.nullcontext(None)
     with watch as audited, _served(audited, **choices) as server:  # type: ignore[arg-type]
         yield server

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
 from protos.client.command import app
 from protos.client.serve_command import ServeOptions, ServePorts, service_commands
@@ -84,3 +85,18 @@ def test_what_computes_reaches_every_worker(folder):
     assert not set(wanted) & set(service_commands(ServeOptions(), folder)[0].arguments)
     with pytest.raises(Exception, match="memory-fraction"):
         parsed("--memory-fraction", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("record", "/nothing/here.fprec", "in a folder that exists"),
+        ("record", "/tmp", "not a folder"),
+        ("simulated-steps", "/nothing/here.toml", "exist"),
+        ("simulated-steps", "/tmp", "director"),
+        ("resume-key-file", "/nothing/here.key", "exist"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_before_a_process_is_started(name, value, says):
+    with pytest.raises(CycloptsError, match=f"(?s){name}.*{says}"):
+        parsed(f"--{name}", value)
