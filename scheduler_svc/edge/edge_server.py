@@ -69,6 +69,9 @@ class EdgeServer:
         self._admission = parts.admission
         self._door = parts.door
         self._servicer = GenerationServicer(parts)
+        held = parts.link.held
+        parts.metrics.held_bytes.set_function(lambda: held.total)
+        parts.metrics.caller_held_bytes.set_function(lambda: held.most_of_one_caller)
         self._health = HealthServer(("", SERVICE_NAME))
         self._health_changes: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None

@@ -23,6 +23,8 @@ class EdgeMetrics:
     rejections: Counter
     open_calls: Gauge
     http_open_calls: Gauge
+    held_bytes: Gauge
+    caller_held_bytes: Gauge
     first_token_seconds: Histogram
     inter_token_seconds: Histogram
     output_token_seconds: Histogram
@@ -99,6 +101,12 @@ def create_edge_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHE
         ),
         open_calls=Gauge(PREFIX + "grpc_open_calls", "Calls that are being served.", registry=registry),
         http_open_calls=Gauge(PREFIX + "http_open_calls", "HTTP calls that are being served.", registry=registry),
+        held_bytes=Gauge(
+            PREFIX + "held_request_bytes", "Bytes of the running requests of an edge process.", registry=registry
+        ),
+        caller_held_bytes=Gauge(
+            PREFIX + "caller_held_request_bytes", "The same of the caller with the most.", registry=registry
+        ),
         first_token_seconds=histogram("time_to_first_token_seconds", "From a request's arrival to its first chunk."),
         inter_token_seconds=histogram("inter_token_latency_seconds", "Between two chunks of a stream, by token."),
         output_token_seconds=histogram("time_per_output_token_seconds", "Mean of one request behind its first chunk."),

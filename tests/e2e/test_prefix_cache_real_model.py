@@ -34,7 +34,7 @@ async def test_what_was_said_before_is_found_again(server):
     assert second.cached_tokens > first.prompt_tokens
 
 
-def test_a_salt_keeps_prefixes_apart(server):
+def test_s13_a_salt_keeps_prefixes_apart(server):
     options = GenerateOptions(max_tokens=4, temperature=0.0)
     salted = dataclasses.replace(options, cache_salt="tenant-7")
     prompt = "The quick brown fox jumps over the lazy dog. " * 8

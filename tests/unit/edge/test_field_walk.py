@@ -1,6 +1,6 @@
 """Every field of a caller's request, found in the schema, at its borders: good, or refused by its own name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -74,6 +74,26 @@ def problem(request: pb.GenerateRequest) -> CallerError | None:
     return refusal("Generate", request)
 
 
+def test_s5_s8_no_call_takes_tensors_files_or_addresses() -> None:
+    """Bytes are tickets, whose layout is fixed; nothing names what the server would have to fetch or read."""
+    methods = pb.DESCRIPTOR.services_by_name["GenerationService"].methods
+    fields = [field for method in methods for field in messages_below(method.input_type)]
+    assert {field.full_name for field in fields if field.type == FieldDescriptor.TYPE_BYTES} == {
+        "forwardplane.v1.ResumedSample.ticket"
+    }
+    words = ("url", "uri", "path", "file", "image", "template", "embeds", "tensor", "shape", "code", "handle")
+    assert len(fields) > 40
+    assert [field.full_name for field in fields if set(field.name.split("_")) & set(words)] == []
+
+
+def messages_below(message: Any, seen: tuple[str, ...] = ()) -> Iterator[FieldDescriptor]:
+    """Every field of a message and of those in it."""
+    for field in message.fields:
+        yield field
+        if field.message_type is not None and field.message_type.full_name not in seen:
+            yield from messages_below(field.message_type, (*seen, message.full_name))
+
+
 def test_every_call_of_the_service_is_checked() -> None:
     service = pb.DESCRIPTOR.services_by_name["GenerationService"]
     for method in service.methods:
@@ -99,7 +119,7 @@ _MESSAGE = FieldDescriptor.TYPE_MESSAGE
 
 
 @pytest.mark.parametrize(("call", "field"), SCALARS, ids=named(SCALARS))
-def test_a_scalar_is_good_or_refused_by_its_name(call: str, field: Field) -> None:
+def test_s3_a_scalar_is_good_or_refused_by_its_name(call: str, field: Field) -> None:
     for value in BORDERS[field.description.type]:
         request = CALLS[call][1]()
         holder, name = with_place(request, field)
@@ -120,7 +140,7 @@ def test_a_scalar_is_good_or_refused_by_its_name(call: str, field: Field) -> Non
 
 @pytest.mark.parametrize(("call", "field"), LISTS, ids=named(LISTS))
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_a_list_is_good_at_its_cap_and_refused_beyond(call: str, field: Field, beyond: int) -> None:
+def test_s3_a_list_is_good_at_its_cap_and_refused_beyond(call: str, field: Field, beyond: int) -> None:
     request = CALLS[call][1]()
     holder, name = with_place(request, field)
     fill(holder, name, field, CAPS[field.path] + beyond)
@@ -160,7 +180,7 @@ ID_LISTS = [(call, field) for call, field in LISTS if field.path in IDS]
 
 @pytest.mark.parametrize(("call", "field"), ID_LISTS, ids=named(ID_LISTS))
 @pytest.mark.parametrize(("token_id", "is_good"), [(0, True), (WIDTH - 1, True), (WIDTH, False), (-1, False)])
-def test_an_id_is_below_the_width_of_the_logits(call: str, field: Field, token_id: int, *, is_good: bool) -> None:
+def test_s4_an_id_is_below_the_width_of_the_logits(call: str, field: Field, token_id: int, *, is_good: bool) -> None:
     request = CALLS[call][1]()
     holder, name = with_place(request, field)
     try:
