@@ -50,6 +50,9 @@ REQUEST_RANGES: Mapping[str, Range] = MappingProxyType(
         "prompt_logprobs.top": Range(0, limits.MAX_LOGPROBS),
         "prompt_logprobs.start": Range(0, _BY_MODEL),
         "priority": Range(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
+        "resume.token_ids": _TOKEN_ID,
+        "resume.text_bytes": Range(0, (1 << 32) - 1),
+        "resume.prompt_logprobs": Range(0, _BY_MODEL),
         "token_ids": _TOKEN_ID,
     }
 )

@@ -229,9 +229,9 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "resume": Items(limits.MAX_SAMPLES),
         "resume.ticket": Sealed(limits.MAX_TICKET_BYTES),
         "resume.token_ids": TokenIds(_context),
-        "resume.text_bytes": Anything(),
+        "resume.text_bytes": _number("resume.text_bytes"),
         "resume.has_begun": Anything(),
-        "resume.prompt_logprobs": Number(0, _context),
+        "resume.prompt_logprobs": _number("resume.prompt_logprobs", _context),
         "resume.hidden_states": Anything(),
         "choice.texts": Items(limits.MAX_CHOICES, Text(limits.MAX_CHOICE_BYTES, min_bytes=1), min_items=1),
     }
