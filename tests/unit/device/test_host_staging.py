@@ -188,8 +188,8 @@ def test_on_a_gpu_results_come_without_waiting_for_work_behind_them():
     gpu = torch.device("cuda", torch.cuda.current_device())
     transfers = side_transfers(CudaCopies(gpu), num_slots=2)
     logits = torch.arange(12, device=gpu, dtype=torch.float32).reshape(3, 4)
-    transfers.to_host(logits)
     values, ids = torch.max(logits * 2, dim=-1)
+    transfers.to_host(ids, values)  # page-locked memory of these sizes is there from now on
     torch.cuda.synchronize()
     sleeping = torch.cuda.Stream(gpu)
     with torch.cuda.stream(sleeping):
