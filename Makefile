@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign mutants clean
+.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign fuzz mutants clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -89,8 +89,8 @@ wheels: setup-dev  ## both distributions, in dist/
 test-wheels: setup-dev  ## builds both distributions, installs them into an empty environment, serves from there
 	$(BIN)/python -m pytest -m slow tests/deploy
 
-gpu: setup-dev  ## tests that need a CUDA device and flashinfer-python
-	$(BIN)/python -m pytest -m gpu tests
+gpu: setup-dev  ## tests and figures of a CUDA device (with flashinfer-python); without one each is skipped by name
+	$(BIN)/python -m pytest -m gpu -vv -rs -s tests
 
 bench: setup-dev model  ## figures of tests/bench
 	$(BIN)/python -m pytest -m bench -s tests/bench
@@ -103,6 +103,9 @@ sim: setup-dev  ## deterministic simulation: SEED=7 replays one run, BUDGET=12m 
 
 campaign: setup-dev  ## simulation and fault cycles for BUDGET (12m): prints what each reached
 	$(BIN)/python -m tests.campaign --budget $(or $(BUDGET),12m)
+
+fuzz: setup-dev  ## bytes from callers, schedulers, workers and model files for BUDGET (60s); TARGET=plan: one of them
+	$(BIN)/python -m tests.fuzz --budget $(or $(BUDGET),60s) $(if $(TARGET),--target $(TARGET))
 
 mutants: setup-dev  ## switch guards off one at a time: simulation or unit tests must notice
 	$(BIN)/python -m tests.simulation.mutants

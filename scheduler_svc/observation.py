@@ -4,21 +4,21 @@ Reads the state between two steps, never changes it. No clock: times are argumen
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from prometheus_client import Counter, Gauge
 
-from protos.wire.enums import SubPoolKind, WorkerState
+from protos.wire.enums import GraphPhase, SubPoolKind, WorkerState
 from protos.wire.errors import InternalFault
-from protos.wire.worker_info import WorkerInfo
+from protos.wire.worker_info import Buckets, WorkerInfo
 from scheduler_svc.bridge.views import GraphView, LoadView, ModelView, WorkerView
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
 from scheduler_svc.core.state import SchedulerState, check_invariants
 from scheduler_svc.core.wait_reasons import WaitReason
-from scheduler_svc.links.statistics import LinkCounts
+from scheduler_svc.links.statistics import LinkCounts, PhaseCounts
 from scheduler_svc.metrics import CheckOutcome, CoreMetrics
 
 _logger = logging.getLogger(__name__)
@@ -252,17 +252,31 @@ def _worker_view(link: ObservedLink, gauges: WorkerGauges | None) -> WorkerView:
         plans=counts.plans,
         plan_rows=counts.plan_rows,
         plan_bytes=counts.plan_bytes,
-        graphs=tuple(
+        graphs=_graph_views(counts.graphs, info.buckets if info else ()),
+    )
+
+
+def _graph_views(ran: Mapping[GraphPhase, PhaseCounts], captured: tuple[Buckets, ...]) -> tuple[GraphView, ...]:
+    buckets = {entry.phase: entry for entry in captured}
+    nothing_ran = PhaseCounts()
+    views = []
+    for phase in sorted({*ran, *buckets}):
+        found, entry = ran.get(phase, nothing_ran), buckets.get(phase, Buckets(phase=phase, sizes=(), live=()))
+        views.append(
             GraphView(
                 phase=phase,
                 replays=found.replays,
                 real_tokens=found.real_tokens,
                 padded_tokens=found.padded_tokens,
                 misses=tuple(sorted(found.misses.items())),
+                live=len(entry.live),
+                dead=len(entry.dead),
+                planned=len(entry.sizes),
+                graph_bytes=entry.graph_bytes,
+                capture_ms=entry.capture_ms,
             )
-            for phase, found in sorted(counts.graphs.items())
-        ),
-    )
+        )
+    return tuple(views)
 
 
 def _pages(gauges: CoreGauges) -> int:

@@ -1,6 +1,7 @@
 """Suites that run as long as they are given: `python -m tests.campaign --budget 12m`. Says what each of them reached.
 
-Simulation gets six tenths of the time, fault cycles on real processes three, guards that are switched off one.
+Simulation gets half of the time, fault cycles on real processes three tenths, guards that are switched off one, fuzzing
+the rest.
 """
 
 import argparse
@@ -12,13 +13,15 @@ from pathlib import Path
 
 from protos.client.fetch_model import fetch_model
 from protos.client.simulated_model import SIMULATED_MODEL
+from tests.fuzz.__main__ import fuzz_borders
+from tests.fuzz.targets import TARGETS
 from tests.simulation.__main__ import seconds
 from tests.simulation.campaign import CampaignReport, run_until
 from tests.simulation.mutants import MUTANTS, noticed_by
 from tests.support.fault_cycles import ON_LINKS, ON_PROCESSES, CycleReport, FaultCycles
 from tests.support.struck_group import struck_group
 
-SIMULATION_SHARE, CYCLES_SHARE, GUARDS_SHARE = 0.6, 0.3, 0.1
+SIMULATION_SHARE, CYCLES_SHARE, GUARDS_SHARE = 0.5, 0.3, 0.1
 MOST_SEEDS = 60
 WORKERS = 3
 
@@ -70,7 +73,7 @@ def _round(cache: Path, seed: int) -> CycleReport:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Simulation and faults for as long as they are given.")
+    parser = argparse.ArgumentParser(description="Simulation, fuzzing and faults for as long as they are given.")
     parser.add_argument("--budget", type=seconds, default=720.0, help="90s, 12m, 2h")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     arguments = parser.parse_args()
@@ -80,6 +83,9 @@ def main() -> int:
     holds &= strike_processes(CYCLES_SHARE * arguments.budget, arguments.first)
     print("== guards switched off", flush=True)
     holds &= switch_off_guards(GUARDS_SHARE * arguments.budget)
+    print("== fuzzing", flush=True)
+    fuzz_s = (1 - SIMULATION_SHARE - CYCLES_SHARE - GUARDS_SHARE) * arguments.budget
+    holds &= fuzz_borders(list(TARGETS), fuzz_s, seed=arguments.first)
     return 0 if holds else 1
 
 

@@ -15,6 +15,7 @@ from protos.wire.limits import INCARNATION_BYTES, MAX_HIDDEN_BYTES, MAX_LOGPROBS
 from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLimits
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.batch.staging import PlanStaging
+from worker_svc.device.cuda_copies import transfers_of
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.executor_settings import ExecutorSettings, HiddenSettings, executor_settings
@@ -60,6 +61,7 @@ def build_tp_model_worker(
         translator=side.translator,
         device=torch.device(settings.device),
         hidden_mode=HiddenMode[hidden.capture_hidden_mode.upper()],
+        transfers=transfers_of(torch.device(settings.device), num_slots=info.limits.window),
     )
     paths = side.paths
     return TpModelWorker(

@@ -82,7 +82,7 @@ class TpModelWorker:
 
     def _execute(self, staged: StagedPlan, digest: bytes) -> ForwardResult:
         plan, clock = staged.plan, StageClock()
-        results = RowResults(plan, logits_width=self._info.logits_width)
+        results = RowResults(plan, logits_width=self._info.logits_width, to_host=self._staging.to_host)
         try:
             with torch.inference_mode():
                 ready = self._staging.ready(staged)
@@ -118,7 +118,7 @@ class TpModelWorker:
         # Before padding, which knows nothing of rows that are refused.
         batch, hits = self._guarded(step, batch, first_row=first_row)
         output = dispatched.runner.forward(batch)
-        results.add_finite(output.finite.cpu().numpy(), first_row=first_row)
+        results.add_finite(self._staging.to_host(output.finite)[0], first_row=first_row)
         forward_ns = clock.lap(Stage.FORWARD)
         if batch.sampling is not None:
             results.add_sampled(

@@ -10,7 +10,7 @@ COPY protos protos
 COPY scheduler_svc scheduler_svc
 COPY kernels kernels
 RUN python3 -m venv /opt/forwardplane \
-    && /opt/forwardplane/bin/pip install --no-cache-dir --constraint constraints.txt ".[kubernetes]" \
+    && /opt/forwardplane/bin/pip install --no-cache-dir --constraint constraints.txt ".[kubernetes,tracing]" \
     && rm -rf /opt/forwardplane/lib/python3*/site-packages/kernels \
     && /opt/forwardplane/bin/pip uninstall --yes pip setuptools
 

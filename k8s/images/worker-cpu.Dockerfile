@@ -17,7 +17,7 @@ COPY kernels kernels
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN python3 -m venv /opt/forwardplane \
     && /opt/forwardplane/bin/pip install --no-cache-dir --constraint constraints.txt --index-url "${TORCH_INDEX_URL}" torch \
-    && /opt/forwardplane/bin/pip install --no-cache-dir --constraint constraints.txt ".[worker]" \
+    && /opt/forwardplane/bin/pip install --no-cache-dir --constraint constraints.txt ".[worker,tracing]" \
     && /opt/forwardplane/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE_IMAGE}

@@ -60,6 +60,15 @@ SERVICE = Board(
                         Query(expr=total(scheduler("http_open_calls")), legend="HTTP"),
                     ),
                 ),
+                Panel(
+                    title="Bytes of running requests",
+                    help="Prompts and options that edges hold, together and of the caller with the most.",
+                    queries=(
+                        Query(expr=total(scheduler("held_request_bytes")), legend="all"),
+                        Query(expr=f"max({scheduler('caller_held_request_bytes')})", legend="one caller"),
+                    ),
+                    unit=Unit.BYTES,
+                ),
             ),
         ),
         Row(

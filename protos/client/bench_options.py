@@ -3,13 +3,12 @@
 import math
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
 
 from protos.client.exit_codes import WrongUsage
-from protos.client.flag_types import MAX_SEED, NewFile, check_temperature
+from protos.client.flag_types import MAX_SEED, NewFile, OldFile, check_temperature
 from protos.client.server_access import ServerAccess
 from protos.wire.limits import MAX_DEADLINE_S, MAX_PROMPT_TOKENS
 
@@ -59,7 +58,7 @@ class PromptOptions:
     """Length of answers, in the same forms; answers go on past the end of the sequence."""
     shared_prefix_tokens: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=MAX_PROMPT_TOKENS))] = 0
     """First tokens that all made-up prompts share, for the prefix cache."""
-    prompts: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, dir_okay=False))] = None
+    prompts: OldFile | None = None
     """JSONL file in place of made-up prompts, a line each: `{"text": …}`, `{"ids": […]}` or
     `{"messages": [{"role": …, "content": …}]}`, and `"max_tokens"` if wanted. Answers end where the model ends them."""
     temperature: Annotated[float, Parameter(validator=check_temperature)] = 0.0
@@ -115,10 +114,12 @@ def load_plan(options: LoadOptions, *, cores: int | None = None) -> LoadPlan:
     """The load that the options mean.
 
     Raises:
-        WrongUsage: open and closed loop at once.
+        WrongUsage: open and closed loop at once, or nothing left to measure.
     """
     if options.rate is not None and options.concurrency is not None:
         raise WrongUsage("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    if options.requests is not None and (options.warm_up or 0) >= options.requests:
+        raise WrongUsage(f"--warm-up {options.warm_up} leaves nothing of --requests {options.requests} to measure")
     concurrency = 0 if options.rate is not None else options.concurrency or DEFAULT_CONCURRENCY
     duration_s = options.duration_s
     if duration_s is None and options.requests is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protos.client.messages import Prompt, Usage, usage_from
-from protos.client.request_messages import prompt_input
+from protos.client.request_messages import prompt_input, prompt_list
 from protos.client.wire_fields import filled
 from protos.forwardplane.v1 import generate_pb2
 
@@ -34,11 +34,11 @@ def embed_request(prompts: Sequence[Prompt], options: EmbedOptions) -> generate_
     """The wire form.
 
     Raises:
-        InvalidRequest: a value that the wire cannot carry.
+        InvalidRequest: a value that the wire cannot carry; one prompt in place of a list.
         MessageTooLarge: no server takes a message of that size.
     """
     names = {"model": options.model, "client_tag": options.client_tag, "cache_salt": options.cache_salt or None}
-    requests = [{**prompt_input(prompt), **names} for prompt in prompts]
+    requests = [{**prompt_input(prompt), **names} for prompt in prompt_list(prompts)]
     message = generate_pb2.EmbedRequest()
     return filled(message, {"requests": requests, "pooling": options.pooling, "normalize": options.normalize})
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from protos.wire.limits import MAX_TEMPERATURE
 
@@ -58,3 +58,5 @@ Target = Annotated[str, Parameter(validator=check_target)]
 """HOST:PORT of a scheduler."""
 NewFile = Annotated[Path, Parameter(validator=check_new_file)]
 """A file that is to be written."""
+OldFile = Annotated[Path, Parameter(validator=validators.Path(exists=True, dir_okay=False))]
+"""A file that is read."""

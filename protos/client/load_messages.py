@@ -8,7 +8,7 @@ from protos.wire.enums import GraphPhase, GraphRefusal, WorkerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphUse:
-    """How the forwards of one phase ran on a worker. Every forward is a replay, or a miss with one reason."""
+    """How the forwards of one phase ran on a worker, and its graphs. Each is a replay, or a miss with one reason."""
 
     phase: GraphPhase
     replays: int = 0
@@ -18,6 +18,14 @@ class GraphUse:
     """What they computed beside that, to fill their buckets."""
     misses: tuple[tuple[GraphRefusal, int], ...] = ()
     """Why forwards ran eagerly, and how many."""
+    live: int = 0
+    """Graphs that can be replayed now."""
+    dead: int = 0
+    """Those that could not be captured."""
+    planned: int = 0
+    """All that there will be, these two included; 0 where nothing is captured, or an older server does not tell."""
+    graph_bytes: int = 0
+    capture_ms: int = 0
 
     @property
     def num_misses(self) -> int:
@@ -43,7 +51,7 @@ class WorkerLoad:
     plan_rows: int
     plan_bytes: int
     graphs: tuple[GraphUse, ...] = field(default=())
-    """Of each phase that ran; an older server tells none."""
+    """Of each phase that ran or has graphs; an older server tells none."""
 
     @property
     def graph_replays(self) -> int:
@@ -107,4 +115,9 @@ def _graph_use(message: generate_pb2.GraphUse) -> GraphUse:
         real_tokens=message.real_tokens,
         padded_tokens=message.padded_tokens,
         misses=tuple((GraphRefusal(entry.reason), entry.count) for entry in message.misses),
+        live=message.live,
+        dead=message.dead,
+        planned=message.planned,
+        graph_bytes=message.graph_bytes,
+        capture_ms=message.capture_ms,
     )

@@ -70,7 +70,7 @@ def replay(file: Path, options: ReplayOptions, console: Console) -> int:
             name, device=attachment.info.device, cache=options.model_cache, progress=status.update
         )
     flags = _flags(file, folder.path, options=options, info=attachment.info)
-    return _show(_run(flags, console), console)
+    return _show(_run(flags, console), console, compares=options.compare)
 
 
 def _attachment(file: Path, worker: str | None) -> Attachment:
@@ -154,7 +154,7 @@ def _run(flags: list[str], console: Console) -> dict[str, Any]:
     return outcome
 
 
-def _show(outcome: dict[str, Any], console: Console) -> int:
+def _show(outcome: dict[str, Any], console: Console, *, compares: bool) -> int:
     counts, first = outcome["counts"], outcome["first_difference"]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("worker", outcome["worker"])
@@ -167,9 +167,9 @@ def _show(outcome: dict[str, Any], console: Console) -> int:
     eager = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["misses"].items()))
     table.add_row("graph replays", str(counts["replays"]))
     table.add_row("eager forwards", eager or "0")
-    table.add_row("plans that differ", str(counts["differing"]))
+    table.add_row("plans that differ", str(counts["differing"]) if compares else "not compared")
     if outcome["cut"] is not None:
-        table.add_row("cut off", f"{outcome['cut']}: compared up to there")
+        table.add_row("cut off", f"{outcome['cut']}: {'compared' if compares else 'run'} up to there")
     console.print(table)
     if first is None:
         return OK

@@ -51,6 +51,17 @@ def prompt_input(prompt: Prompt) -> dict[str, Any]:
     return {"tokens": {"ids": prompt.ids}} if isinstance(prompt, TokenIds) else {"text": prompt}
 
 
+def prompt_list(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The same prompts.
+
+    Raises:
+        InvalidRequest: it is one prompt. A text is a sequence of texts as well: each character would be a prompt.
+    """
+    if isinstance(prompts, str | Chat | TokenIds):
+        raise InvalidRequest("prompts is one prompt; must be a list of prompts", field="prompts")
+    return prompts
+
+
 def tokenize_request(prompt: str | Chat) -> generate_pb2.TokenizeRequest:
     """The wire form of a text or chat to be tokenised.
 
@@ -66,7 +77,7 @@ def generate_once_request(prompts: Sequence[Prompt], options: GenerateOptions) -
     Raises:
         InvalidRequest, MessageTooLarge: as `generate_request`.
     """
-    requests = [request_fields(prompt, options) for prompt in prompts]
+    requests = [request_fields(prompt, options) for prompt in prompt_list(prompts)]
     return filled(generate_pb2.GenerateOnceRequest(), {"requests": requests})
 
 

@@ -4,7 +4,6 @@ Parses and starts; imports neither service. The model is fetched first, so that 
 """
 
 import signal
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -17,16 +16,16 @@ from rich.console import Console
 
 from protos.client.fetch_model import model_for_device
 from protos.client.process_group import ProcessGroup, ServiceCommand
+from protos.client.serve_execution import AS_THE_WORKER_CHOOSES, OWN_LIMITS, ServeExecution, WorkerOptions
 from protos.client.serve_files import NO_FILES, ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.config import ConfigError
 from protos.service.lifecycle import SAME_SIGNAL_S
 from protos.service.model_files import ModelFolder
-from protos.service.private_folder import remove_abandoned
+from protos.service.private_folder import private_folder, remove_abandoned
 from protos.service.security_config import is_loopback
 from protos.service.server import prove_port_free
 from protos.wire.errors import InvalidRequest
-from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
 
 GENERATION_SERVICE = "forwardplane.v1.GenerationService"
 WORKER_SERVICE = "forwardplane.v1.WorkerService"
@@ -65,55 +64,15 @@ class ServePorts:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeExecution:
-    """What computes, and what is captured. Unset: as the worker chooses."""
-
-    kernels: Literal["auto", "native", "torch"] | None = None
-    """What computes fast numerics on the CPU. Default: native where it can run, else torch."""
-    graph: Literal["off", "decode", "prefill", "all"] | None = None
-    """Phases whose steps replay captured graphs, where torch computes. Default: all."""
-    decode_buckets: str | None = None
-    """Rows of the decode graphs, ascending, such as 1,2,4; see `buckets advise`. Default: the worker's own."""
-    prefill_buckets: str | None = None
-    """Tokens of the prefill graphs, ascending. Default: the worker's own."""
-    decode_graph_backend: Literal["full", "breakable", "compiled"] | None = None
-    """What captures decode steps. Default: full."""
-    prefill_graph_backend: Literal["full", "breakable", "compiled"] | None = None
-    """What captures other steps. Default: breakable."""
-    debug_graph: Annotated[bool, Parameter(negative="")] = False
-    """Keep graph runners, static buffers and padding, but run each step eagerly in them."""
-    window: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=8))] = None
-    """Plans in flight on a worker. Default: 2, so that no worker waits for the next plan."""
-    kv_canary: Literal["off", "count", "refuse"] | None = None
-    """Check on every read that KV slots hold the row's own tokens. Default: off."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedOptions:
     """What the device `simulated` is like; without meaning for others."""
 
-    simulated_steps: Path | None = None
+    simulated_steps: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, dir_okay=False))] = None
     """TOML table of step times. Default: an H100-like device with an 8B model."""
     simulated_step_ms: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=60_000))] = None
     """Milliseconds of every step, in place of the table's."""
     simulated_eos_ratio: Annotated[float | None, Parameter(validator=validators.Number(gte=0, lte=1))] = None
     """Share of positions at which the model ends its answer. Default: 0."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """Limits of each worker."""
-
-    num_pages: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None
-    """KV pages of each worker. Default: what its memory gives."""
-    max_rows: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=MAX_PLAN_ROWS))] = None
-    """Most requests that run on a worker at once. Default: 256."""
-    max_tokens_per_plan: Annotated[int | None, Parameter(validator=validators.Number(gte=17, lte=MAX_PLAN_TOKENS))] = (
-        None
-    )
-    """Most tokens of one plan. Default: 2048."""
 
 
 @Parameter(name="*")
@@ -156,13 +115,13 @@ class ServeOptions:
     """Highest hidden states of a prompt that callers may ask for."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the processes log to stderr."""
-    execution: ServeExecution = ServeExecution()
+    execution: ServeExecution = AS_THE_WORKER_CHOOSES
     """What computes."""
     security: ServeSecurity = ServeSecurity()
     """Who may call."""
     ports: ServePorts = ServePorts()
     """Where they listen."""
-    limits: WorkerOptions = WorkerOptions()
+    limits: WorkerOptions = OWN_LIMITS
     """Limits of each worker."""
     simulated: SimulatedOptions = SimulatedOptions()
     """What the device `simulated` is like."""
@@ -225,24 +184,16 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
 def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
     given: dict[str, object] = {
-        "--kernels": options.execution.kernels,
-        "--window": options.execution.window,
-        "--kv-canary": options.execution.kv_canary,
         "--hardened": "true" if options.security.hardened else None,
-        "--num-pages": options.limits.num_pages,
-        "--max-rows": options.limits.max_rows,
-        "--max-tokens": options.limits.max_tokens_per_plan,
     }
-    names = ("graph", "decode_buckets", "prefill_buckets", "decode_graph_backend", "prefill_graph_backend")
-    given |= {f"--{name.replace('_', '-')}": getattr(options.execution, name) for name in names}
-    given["--debug-graph"] = "true" if options.execution.debug_graph else None
     if options.device == "simulated":
         given |= {
             "--simulated-steps": options.simulated.simulated_steps,
             "--simulated-step-ms": options.simulated.simulated_step_ms,
             "--simulated-eos-ratio": options.simulated.simulated_eos_ratio,
         }
-    return {name: str(value) for name, value in given.items() if value is not None}
+    chosen = options.execution.flags() | options.limits.flags()
+    return chosen | {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCommand:
@@ -317,8 +268,8 @@ def serve(options: ServeOptions, console: Console) -> int:
     Raises:
         EngineError: the model, a port or a process is not usable.
     """
-    with tempfile.TemporaryDirectory(prefix="forwardplane-") as folder:
-        return _serve(replace(options, files=options.files.with_key(Path(folder))), console)
+    with private_folder() as folder:
+        return _serve(replace(options, files=options.files.with_key(folder)), console)
 
 
 def _serve(options: ServeOptions, console: Console) -> int:

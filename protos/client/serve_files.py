@@ -6,6 +6,8 @@ from pathlib import Path
 
 from cyclopts import Parameter
 
+from protos.client.flag_types import NewFile, OldFile
+
 RESUME_KEY_BYTES = 32
 
 
@@ -14,9 +16,9 @@ RESUME_KEY_BYTES = 32
 class ServeFiles:
     """Files of the scheduler beside the model."""
 
-    record: Path | None = None
+    record: NewFile | None = None
     """Record every plan and result in this file, for `replay`. It holds token ids; four files of 256 MiB are kept."""
-    resume_key_file: Path | None = None
+    resume_key_file: OldFile | None = None
     """Keys of the tickets with which callers go on after a scheduler's death. Default: one of this run's own."""
 
     def with_key(self, folder: Path) -> "ServeFiles":

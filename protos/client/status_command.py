@@ -43,19 +43,31 @@ def worker_table(load: Load) -> Table:
 
 
 def graph_table(load: Load) -> Table:
-    """One line a worker and phase: forwards that replayed a captured graph, and the reasons of those that did not."""
-    table = Table("worker", "phase", "replays", "padded tokens", "misses", "reasons")
+    """One line a worker and phase: its graphs, forwards that replayed one, and the reasons of those that did not."""
+    table = Table("worker", "phase", "captured", "replays", "padded tokens", "misses", "reasons")
     for worker in load.workers:
         for use in worker.graphs:
             table.add_row(
                 worker.name,
                 use.phase.name.lower(),
+                captured_text((use,)),
                 str(use.replays),
                 padding_text(use.padded_tokens, use.real_tokens) if use.replays else "",
                 str(use.num_misses),
                 reasons_text((use,)),
             )
     return table
+
+
+def captured_text(uses: tuple[GraphUse, ...]) -> str:
+    """How many graphs are live, what failed, and what they took; of none: nothing."""
+    planned = sum(use.planned for use in uses)
+    if not planned:
+        return ""
+    dead = sum(use.dead for use in uses)
+    failed = f", {dead} failed" if dead else ""
+    megabytes, seconds = sum(use.graph_bytes for use in uses) / 1e6, sum(use.capture_ms for use in uses) / 1e3
+    return f"{sum(use.live for use in uses)} of {planned}{failed}; {megabytes:.1f} MB, {seconds:.1f} s"
 
 
 def padding_text(padded: int, real: int) -> str:
@@ -80,6 +92,7 @@ def graph_rows(workers: tuple[WorkerLoad, ...]) -> tuple[tuple[str, str], ...]:
     reasons = reasons_text(uses)
     padded, real = sum(use.padded_tokens for use in uses), sum(use.real_tokens for use in uses)
     return (
+        ("captured graphs", captured_text(uses) or "none"),
         ("graph replays", str(replays)),
         ("graph misses", f"{misses}: {reasons}" if reasons else str(misses)),
         ("padded tokens", padding_text(padded, real) if replays else "0"),

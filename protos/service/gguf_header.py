@@ -104,7 +104,7 @@ def parse_gguf_header(head: bytes, *, file_bytes: int, label: str) -> GgufHeader
     tensors: dict[str, TensorEntry] = {}
     for entry in stored:
         if entry.name in tensors:
-            raise reader.error(f"tensor {entry.name!r}", "occurs twice")
+            raise reader.error(f"tensor {shown(entry.name)}", "occurs twice")
         tensors[entry.name] = _place(reader, entry, start=start, alignment=alignment)
     _check_places(reader, tensors, file_bytes=file_bytes)
     return GgufHeader(version=version, metadata=metadata, tensors=tensors)
@@ -198,7 +198,7 @@ def _read_metadata(reader: _Reader, count: int) -> dict[str, Value]:
     for index in range(count):
         key = reader.text(f"metadata key {index}", limit=MAX_NAME_BYTES)
         if key in metadata:
-            raise reader.error(f"metadata key {key!r}", "occurs twice")
+            raise reader.error(f"metadata key {shown(key)}", "occurs twice")
         metadata[key] = _read_value(reader, key)
     return metadata
 
@@ -239,7 +239,7 @@ def _alignment(reader: _Reader, metadata: Mapping[str, Value]) -> int:
 
 def _read_tensor(reader: _Reader) -> _StoredTensor:
     name = reader.text("tensor name", limit=MAX_NAME_BYTES)
-    field = f"tensor {name!r}"
+    field = f"tensor {shown(name)}"
     rank = reader.u32(field)
     if not 1 <= rank <= MAX_DIMENSIONS:
         raise reader.error(field, f"has {rank} dimensions, must be 1 to {MAX_DIMENSIONS}")
@@ -249,7 +249,7 @@ def _read_tensor(reader: _Reader) -> _StoredTensor:
 
 def _place(reader: _Reader, stored: _StoredTensor, *, start: int, alignment: int) -> TensorEntry:
     """The stored entry with its size, checked on its own."""
-    field = f"tensor {stored.name!r}"
+    field = f"tensor {shown(stored.name)}"
     kind = TENSOR_TYPES.get(stored.type_number)
     if kind is None:
         raise reader.error(field, f"has type {stored.type_number}, which is unknown")
@@ -275,7 +275,7 @@ def _check_places(reader: _Reader, tensors: Mapping[str, TensorEntry], *, file_b
     """Every tensor lies inside the file, and no two overlap."""
     end, before = 0, ""
     for info in sorted(tensors.values(), key=lambda info: info.offset):
-        field = f"tensor {info.name!r}"
+        field = f"tensor {shown(info.name)}"
         if info.offset < end:
             raise reader.error(field, f"starts at byte {info.offset}, inside tensor {before!r} which ends at {end}")
         end, before = info.offset + info.num_bytes, info.name

@@ -69,6 +69,16 @@ def checked(request: Any) -> Any:
     return request
 
 
+async def checked_calls(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The request of a unary call that is read as a stream.
+
+    Raises:
+        InvalidRequest, MessageTooLarge: as `checked`.
+    """
+    async for request in requests:
+        yield checked(request)
+
+
 async def checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The requests of a stream.
 

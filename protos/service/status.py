@@ -53,8 +53,8 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.INTERNAL: errors.InternalFault,
 }
 _SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
-_BROKEN_WHILE_WRITTEN = "Internal error from Core"
-"""What grpc.aio says, on this side, of a stream that ended under a write."""
+_WRITE_FAILED = "Internal error from Core"
+"""What grpc.aio makes of a call, for its reader too, when a write finds the connection gone before the status is in."""
 _NOBODY_LISTENS = ("Connection refused", "DNS resolution failed", "Name or service not known", "No such file")
 
 
@@ -127,10 +127,23 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     Wraps a handler once per call; a stream's messages do not pass through it a second time.
     """
 
-    def __init__(self, observers: Sequence[CallObserver] = (), *, max_request_bytes: int | None = None) -> None:
-        """Tell `observers`; requests of more bytes are refused, which the transport's own cap does without a reason."""
+    def __init__(
+        self,
+        observers: Sequence[CallObserver] = (),
+        *,
+        max_request_bytes: int | None = None,
+        check_stream: Callable[[AsyncIterator[Any]], AsyncIterator[Any]] = checked_stream,
+    ) -> None:
+        """Tell `observers`; requests of more bytes are refused, which the transport's own cap does without a reason.
+
+        Args:
+            observers: told of every call.
+            max_request_bytes: None: the transport's cap alone.
+            check_stream: raises for what is no request in a stream of them.
+        """
         self._observers = tuple(observers)
         self._max_request_bytes = max_request_bytes
+        self._check_stream = check_stream
 
     async def intercept_service(
         self,
@@ -143,7 +156,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         if behaviour is None:
             return cast(Handler, handler)
         wrap = self._stream if handler.response_streaming else self._unary
-        check = checked_stream if handler.request_streaming else checked
+        check = self._check_stream if handler.request_streaming else checked
         read = tolerant(handler.request_deserializer, max_bytes=self._max_request_bytes)
         wrapped = wrap(behaviour, handler_call_details.method, check=check)
         return handler_like(handler, wrapped, deserializer=read)
@@ -268,7 +281,7 @@ def _rebuilt(error_class: type[EngineError], message: str, *, detail: ErrorDetai
 def _from_code(code: grpc.StatusCode, details: str, target: str) -> EngineError:
     """An error for a status that no server of ours made."""
     peer = target or "the server"
-    if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITTEN:
+    if code is grpc.StatusCode.INTERNAL and details.startswith(_WRITE_FAILED):
         return errors.ConnectionLost(f"the connection to {peer} was lost")
     if code is grpc.StatusCode.UNAVAILABLE:
         if any(sign in details for sign in _NOBODY_LISTENS):

@@ -46,6 +46,9 @@ MAX_PROMPT_VALUES = 1 << 20
 MAX_HIDDEN_BYTES = 3 << 20
 """Of the hidden states of one plan, and of one request."""
 MAX_SAMPLES = 16
+MAX_HELD_BYTES = 512 << 20
+MAX_HELD_BYTES_PER_CALLER = 128 << 20
+"""Of the running requests of one edge process, and of one known caller there: prompts as ids, options, grammars."""
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_ADDITIVE_PENALTY = 2.0

@@ -173,6 +173,11 @@ def _graph_to_message(view: GraphView) -> generate_pb2.GraphUse:
             generate_pb2.GraphMisses(reason=plan_pb2.GraphRefusal.ValueType(reason), count=count)
             for reason, count in view.misses
         ],
+        live=view.live,
+        dead=view.dead,
+        planned=view.planned,
+        graph_bytes=view.graph_bytes,
+        capture_ms=view.capture_ms,
     )
 
 

@@ -26,13 +26,19 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphView:
-    """How the forwards of one phase ran on a worker."""
+    """How the forwards of one phase ran on a worker, and what of its graphs is captured."""
 
     phase: GraphPhase
     replays: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
     misses: tuple[tuple[GraphRefusal, int], ...] = ()
+    live: int = 0
+    dead: int = 0
+    planned: int = 0
+    """Buckets: live, dead and still to be captured."""
+    graph_bytes: int = 0
+    capture_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

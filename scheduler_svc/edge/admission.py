@@ -95,14 +95,15 @@ class Admission:
         self._link.quotas.take_requests(caller, len(requests) - 1)
         checked: list[Checked] = []
         for index, request in enumerate(requests):
+            place = f"requests[{index}]."
             try:
                 if request.resume:
                     raise InvalidRequest("resume is for Generate, which streams", field="resume")
                 checked += await self._check(
-                    request, caller, deadline=deadline, max_held_ids=max_held_ids, pooled=pooled
+                    request, caller, deadline=deadline, max_held_ids=max_held_ids, pooled=pooled, place=place
                 )
             except EngineError as error:
-                error.field = f"requests[{index}].{error.field}".rstrip(".")
+                error.field = f"{place}{error.field}".rstrip(".")
                 raise
         self._open(checked, traceparent)
         return [stream for stream, _ in checked]
@@ -120,6 +121,7 @@ class Admission:
         deadline: float,
         max_held_ids: int | None,
         pooled: StateUse.ValueType | None = None,
+        place: str = "",
     ) -> list[Checked]:
         self.check_gate()
         facts = self._link.facts
@@ -154,6 +156,8 @@ class Admission:
             seed=submit.sampling.seed,
             prompt_text=prompt_text,
             first_prompt_id=prompt_ids[0],
+            place=place,
+            grammar=request.WhichOneof("grammar"),
         )
         opened = [(self._named(names, own), own.held) for own in terms]
         return [self._sample(request, submit, own, held=held, max_held_ids=max_held_ids) for own, held in opened]

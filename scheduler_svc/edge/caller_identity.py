@@ -38,7 +38,9 @@ class CallerIdentity:
 
         16 bytes from which neither name nor salt can be told.
         """
-        return _hashed(self.domain or self.name, cache_salt)
+        # A domain that is named as another caller is not that caller's.
+        owner = ("domain", self.domain) if self.domain else ("caller", self.name)
+        return _hashed(*owner, cache_salt)
 
     @property
     def share_domain(self) -> bytes:

@@ -18,6 +18,7 @@ from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason, TokenLogpr
 from protos.wire.errors import CapacityError, DeadlinePassed, EngineError, InternalFault, InvalidRequest, RequestAborted
 from scheduler_svc.bridge.convert import error_from_message
 from scheduler_svc.edge.caller_identity import CallerIdentity
+from scheduler_svc.edge.core_refusals import told_to_caller
 from scheduler_svc.edge.prompt_parts import PromptPart, prompt_parts
 from scheduler_svc.text.detokenizer import IncrementalDecoder
 from scheduler_svc.text.stream_text import StreamText
@@ -40,6 +41,10 @@ class StreamNames:
     """The token of the prompt that has no log-probability."""
     ticket: bytes = b""
     """With which the caller goes on elsewhere; empty: it cannot."""
+    place: str = ""
+    """Of the request in its call, before the names of its fields."""
+    grammar: str | None = None
+    """The field that holds its grammar."""
 
 
 class Taken(NamedTuple):
@@ -145,7 +150,8 @@ class CallerStream:
         if update.token_ids:
             self._push(update)
         if update.HasField("error"):
-            self.fail(error_from_message(update.error))
+            error = error_from_message(update.error)
+            self.fail(told_to_caller(error, place=self.names.place, grammar=self.names.grammar))
         elif update.HasField("finish"):
             self.end(update.finish)
         self._wake()

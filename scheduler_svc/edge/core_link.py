@@ -5,6 +5,7 @@ core is gone every stream ends.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -27,6 +28,7 @@ from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_quotas import CallerQuotas
 from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_questions import Asking, CoreQuestions
+from scheduler_svc.edge.held_bytes import HeldBytes
 from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits, SlowReaders
 
@@ -94,6 +96,7 @@ class CoreLink:
         self._is_gone = False
         self._reading: asyncio.Task[None] | None = None
         self.quotas = CallerQuotas(time.monotonic) if quotas is None else quotas
+        self.held = HeldBytes()
 
     @property
     def facts(self) -> ModelFacts:
@@ -136,7 +139,7 @@ class CoreLink:
         """Send the request; its updates go to `stream`.
 
         Raises:
-            QuotaExceeded: its caller has had its quota.
+            QuotaExceeded: its caller has had its quota, or holds too much.
             QueueFull: this edge serves as many streams as it may, or the core does not keep up.
             UnavailableError: the core is gone.
         """
@@ -146,12 +149,13 @@ class CoreLink:
             message = f"this edge serves {len(self._streams)} streams, which is its limit"
             raise QueueFull(message, retry_after_ms=_RETRY_AFTER_MS)
         names = stream.names
-        self.quotas.open_stream(names.caller, prompt_tokens=0 if names.sample_index else names.prompt_tokens)
-        try:
+        with contextlib.ExitStack() as undo:
+            self.held.take(names.stream_id, names.caller, submit.ByteSize())
+            undo.callback(self.held.give_back, names.stream_id)
+            self.quotas.open_stream(names.caller, prompt_tokens=0 if names.sample_index else names.prompt_tokens)
+            undo.callback(self.quotas.close_stream, names.caller, output_tokens=0)
             self._connection.submit(submit)
-        except EngineError:
-            self.quotas.close_stream(names.caller, output_tokens=0)
-            raise
+            undo.pop_all()
         stream.on_taken(self._slow_readers.look)
         self._streams[stream.names.stream_id] = stream
         self._samples.setdefault(stream.names.request_id, []).append(stream)
@@ -250,6 +254,7 @@ class CoreLink:
         self._slow_readers.forget(stream.names.stream_id)
         del self._streams[stream.names.stream_id]
         self.quotas.close_stream(stream.names.caller, output_tokens=stream.usage.output_tokens)
+        self.held.give_back(stream.names.stream_id)
         samples = self._samples[stream.names.request_id]
         samples.remove(stream)
         if not samples:

@@ -11,6 +11,7 @@ import grpc
 
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
 from protos.service.access import AccessInterceptor
+from protos.service.readable import checked_calls
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
 from protos.wire.errors import Draining
@@ -68,6 +69,9 @@ class EdgeServer:
         self._admission = parts.admission
         self._door = parts.door
         self._servicer = GenerationServicer(parts)
+        held = parts.link.held
+        parts.metrics.held_bytes.set_function(lambda: held.total)
+        parts.metrics.caller_held_bytes.set_function(lambda: held.most_of_one_caller)
         self._health = HealthServer(("", SERVICE_NAME))
         self._health_changes: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
@@ -90,7 +94,8 @@ class EdgeServer:
             hardened=where.hardened,
         )
         observers = [CallMetrics(self._metrics, SERVICE_NAME)]
-        status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES)
+        # The gate reads the message of a unary call as a stream of one.
+        status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES, check_stream=checked_calls)
         server = build_server(options=options, interceptors=[status, AccessInterceptor(self._door.admit), self._gate])
         generate_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
         self._health.add_to(server)

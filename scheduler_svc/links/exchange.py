@@ -148,6 +148,12 @@ class PlanExchange:
 
     # --- the worker's health
 
+    def forgive(self, now: float, *, stalled_s: float) -> None:
+        """This process stood still for so long: no time of the worker's, nor of a stream's to be opened again."""
+        self.liveness.forgive(now)
+        if self._reopen_until is not None:
+            self._reopen_until += stalled_s
+
     def is_suspect(self, now: float) -> bool:
         """Whether the worker should get no new requests: its stream is broken, or it is late."""
         return self._reopen_until is not None or self.liveness.is_doubtful(now)

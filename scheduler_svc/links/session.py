@@ -44,6 +44,7 @@ _logger = logging.getLogger(__name__)
 
 # A watch that wakes this much too late was held up by its own process, so it says nothing of the worker.
 _OWN_STALL_S = 0.25
+_LOOK_S = 0.25
 _REOPEN_PAUSE_S = 0.05
 
 
@@ -292,14 +293,15 @@ class WorkerSession:
             self._parts.listener.worker_event(WorkerDoubted(worker) if is_doubted else WorkerTrusted(worker))
 
     async def _watch(self) -> None:
-        """Ask for the verdict when it may change. No sleep is longer than the time a report may be late."""
+        """Ask for the verdict when it may change, and often enough to see when this process itself stands still."""
         liveness = self._exchange.liveness
         while True:
-            due = liveness.next_check(self._parts.clock())
-            await asyncio.sleep(max(0.0, due - self._parts.clock()))
+            now = self._parts.clock()
+            due = min(liveness.next_check(now), now + _LOOK_S)
+            await asyncio.sleep(max(0.0, due - now))
             now = self._parts.clock()
             if now - due > _OWN_STALL_S:
-                liveness.forgive(now)
+                self._exchange.forgive(now, stalled_s=now - due)
                 continue
             verdict = liveness.verdict(now)
             if verdict is not None:

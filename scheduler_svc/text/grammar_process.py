@@ -158,10 +158,16 @@ def compile_grammar(tokenizer: LLTokenizer, source: GrammarSource, limits: LLPar
     return matcher
 
 
+_NOTHING_GOES_ON = ("NoExtension", "NoExtensionBias")
+"""The library's names for why it stopped (llguidance 1.9)."""
+
+
 def library_message(text: str) -> str:
     """What the library says is wrong, without what it quotes of the grammar."""
     lines = text.strip().splitlines() or ["it cannot be used"]
     told = next((line for line in lines if line.startswith("error:")), lines[0])
+    if told in _NOTHING_GOES_ON:
+        return "no text matches it"
     return re.sub(r'"[^"]*"?', '"..."', told)[:_MAX_MESSAGE_CHARS].strip()
 
 

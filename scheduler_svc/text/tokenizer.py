@@ -22,6 +22,8 @@ MAX_TOKENIZER_COST = 320 << 20
 """Memory that reading it may take: twice what the largest vocabularies in use (262,144 tokens) need."""
 
 _CERTAIN = string.ascii_letters + string.digits
+_PROBE = string.printable + "é€🙂\U0010ffff"
+"""Of every length in UTF-8; hardly any vocabulary has the last one."""
 
 
 class TextTokenizer:
@@ -146,13 +148,20 @@ def _longest_bytes(tokenizer: Tokenizer) -> int | None:
     if not vocabulary.keys() >= set(_CERTAIN):
         return None
     named = max(map(len, vocabulary))
-    return max(named, *(len(token.content.encode()) for token in added))
+    return max([named, *(len(token.content.encode()) for token in added)])
+
+
+def _tried(text: str) -> Tokenizer:
+    """A tokenizer that has encoded something: whether its parts fit each other shows only then."""
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.encode_batch_fast([_PROBE], add_special_tokens=False)
+    return tokenizer
 
 
 def _parse(text: str) -> Tokenizer:
     # The library raises a bare Exception for whatever it dislikes; a future hands it over as a value.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        parsed = pool.submit(Tokenizer.from_str, text)
+        parsed = pool.submit(_tried, text)
         failure = parsed.exception()
     if failure is not None:
         raise InvalidModelFile("tokenizer.json does not describe a tokenizer", field=_FIELD) from failure

@@ -91,16 +91,35 @@ def test_the_search_finds_what_it_is_for(source):
     assert list(problems(ast.parse(source)))
 
 
+READERS = {
+    *("access", "admission", "caller_book", "caller_quotas", "checks", "codec", "codec_worker", "closed_fields"),
+    *(
+        "delta_columns",
+        "field_rules",
+        "frames",
+        "generate_requests",
+        "gguf_header",
+        "hub_config",
+        "json_cost",
+        "limits",
+    ),
+    *("message_scan", "model_config", "plan_intake", "plan_reader", "prompt_encoder", "ragged", "readable"),
+    *("request_body", "resolve_request", "resume_tickets", "resuming", "safetensors_header", "tls_files", "tokenizer"),
+}
+"""Modules that read or check what others sent."""
+
+
 def test_s9_validation_modules_refuse_and_do_not_assert():
     """`python -O` takes assertions away: what comes from others is checked by `raise`."""
     asserting = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in SOURCES
-        if path.stem.startswith("validate") or path.stem in ("field_rules", "limits", "access", "caller_book")
+        if path.stem.startswith("validate") or path.stem in READERS
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Assert)
     ]
     assert asserting == []
+    assert {path.stem for path in SOURCES} >= READERS
 
 
 class Evil:
@@ -127,3 +146,21 @@ def test_s1_the_hook_that_watches_whole_runs_sees_code_from_data(tmp_path, act, 
     watched, found = findings(log)
     assert len(watched) == 1
     assert any(line.startswith(event) for line in found), found
+
+
+FETCHING = {"urllib.request", "http.client", "requests", "httpx", "ftplib", "smtplib", "socketserver", "xmlrpc"}
+
+
+def test_s8_nothing_of_the_serving_path_can_fetch():
+    """Model folders come from settings; addresses that a process connects to, from settings and the cluster."""
+    served = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("scheduler_svc", "worker_svc", "kernels")]
+    found = {}
+    for path in served:
+        tree = ast.parse(path.read_text())
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        calls = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & {"ClientSession", "urlopen"}
+        if names & FETCHING or calls:
+            found[str(path.relative_to(ROOT))] = sorted(names & FETCHING | calls)
+    assert len(served) > 200
+    assert found == {}

@@ -133,7 +133,7 @@ async def own_round(target: str, prompts: list[str]) -> list[StreamTimes]:
 
 def end_to_end(peer: ServerPeer, *, rounds: int) -> list[Figures]:
     """Streams over the network: throughput, time to the first token, gap between arrivals."""
-    with served(numerics="fast") as server:
+    with served(is_watched=False, numerics="fast") as server:
         return [row for streams in STREAMS for row in beside(peer, server.target, streams=streams, rounds=rounds)]
 
 

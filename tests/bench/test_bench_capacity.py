@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from protos.client.serve_files import ServeFiles
 from tests.support.served import served
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(1200)]
@@ -64,8 +65,8 @@ def runs_in_turns(fit_target, other_target, folder):
 def test_predictions_beside_real_runs(tmp_path):
     recording = tmp_path / "fit.fprec"
     with (
-        served(numerics="fast", record=recording) as fit_server,
-        served(numerics="fast") as other_server,
+        served(is_watched=False, numerics="fast", files=ServeFiles(record=recording)) as fit_server,
+        served(is_watched=False, numerics="fast") as other_server,
     ):
         fitted, others = runs_in_turns(fit_server.target, other_server.target, tmp_path)
     table = Table("load", "learnt from", "tokens/s real", "predicted", "", "ms a token real", "predicted", "")

@@ -152,7 +152,7 @@ async def measure(server: Served) -> float:
 
 
 def test_streams_beside_hostile_grammars() -> None:
-    with served(numerics="fast") as server:
+    with served(is_watched=False, numerics="fast") as server:
         ratio = asyncio.run(measure(server))
         assert len(grammar_cpu_s(server)) <= 2
     assert ratio <= MOST_SLOWER

@@ -106,7 +106,7 @@ def follow_hints(client: LinePeer, capacity: float) -> None:
 
 
 def test_goodput_beyond_capacity() -> None:
-    with served(numerics="fast") as server:
+    with served(is_watched=False, numerics="fast") as server:
         client = LinePeer(Path(sys.executable), Path(__file__).parent / "overload_client.py", server.target)
         try:
             closed: Order = {"closed": CLOSED_CALLERS, "seconds": CLOSED_S, "deadline_s": 60.0, "seed": 0}

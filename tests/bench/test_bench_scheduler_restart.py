@@ -73,7 +73,9 @@ async def one_round(server: Served, client: AsyncGenerationClient) -> tuple[floa
 async def test_bench_scheduler_restart(tmp_path, capsys):
     fetch_model(SIMULATED_MODEL, cache=tmp_path)
     steps = SimulatedOptions(simulated_step_ms=5.0)
-    with served(device="simulated", workers=1, model_cache=tmp_path, simulated=steps, numerics="fast") as server:
+    with served(
+        is_watched=False, device="simulated", workers=1, model_cache=tmp_path, simulated=steps, numerics="fast"
+    ) as server:
         async with supervised(server), AsyncGenerationClient(server.target) as client:
             rounds = [await one_round(server, client) for _ in range(ROUNDS)]
     with capsys.disabled():

@@ -48,7 +48,7 @@ def test_output_throughput_at_sixteen_beside_transformers():
     rates: dict[str, list[float]] = {"forwardplane": [], "transformers": []}
     peer = LinePeer(python, Path(__file__).parent / "transformers_peer.py", str(folder.weights), "2")
     try:
-        with served(numerics="fast") as server:
+        with served(is_watched=False, numerics="fast") as server:
             asyncio.run(ours(server.target, rounds[0]))
             for prompts in rounds[1:]:
                 rates["forwardplane"].append(asyncio.run(ours(server.target, prompts)))

@@ -1,4 +1,4 @@
-"""The plan channel notices a worker that stands still: measured, since gRPC's own default is a minute."""
+"""The plan channel notices a worker that stands still or is gone: measured, since gRPC's own default is a minute."""
 
 import signal
 import subprocess
@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.service.channel import plan_channel
 from protos.service.config import environment
@@ -18,11 +19,12 @@ NOTICED_WITHIN_S = 5.0
 
 SERVER = """
 import asyncio
-from protos.service.server import HealthServer, PortProfile, ServerOptions, bind_port, build_server
+from protos.service.server import HealthServer, PortProfile, ServerOptions, add_reflection, bind_port, build_server
 
 async def main():
     server = build_server(options=ServerOptions(profile=PortProfile.PLAN))
     HealthServer(()).add_to(server)
+    add_reflection(server, ())
     print(bind_port(server, "127.0.0.1", 0), flush=True)
     await server.start()
     await server.wait_for_termination()
@@ -54,3 +56,21 @@ async def test_a_stopped_worker_is_noticed_within_seconds(server):
 
     assert type(from_rpc_error(raised.value)) is ConnectionLost
     assert took_s < NOTICED_WITHIN_S
+
+
+async def test_a_write_to_a_worker_that_has_just_gone_is_a_lost_connection(server):
+    """Before the status is in, gRPC calls it an internal error, for the reader too."""
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    async with plan_channel(f"127.0.0.1:{server.port}") as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(asked)
+        await call.read()
+        server.kill()
+        server.wait()
+        time.sleep(0.02)  # this loop stands still, so the call has no status yet
+        with pytest.raises(grpc.RpcError) as written:
+            await call.write(asked)
+        with pytest.raises(grpc.RpcError) as read:
+            await call.read()
+
+    assert [type(from_rpc_error(raised.value)) for raised in (written, read)] == [ConnectionLost, ConnectionLost]

@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.manifests import K8S, ROOT
 
@@ -56,3 +58,22 @@ def test_ids_of_images_are_those_of_the_pods():
         user = re.search(r"^USER (\d+):(\d+)$", path.read_text(), flags=re.MULTILINE)
         for manifest in ("scheduler.yaml", "worker.yaml"):
             assert f"runAsUser: {user[1]}" in (K8S / "base" / manifest).read_text()
+
+
+def needed(name, extras, found):
+    """Every distribution that comes with that one, in normal form."""
+    for text in metadata.requires(name) or ():
+        need = Requirement(text)
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras):
+            normal = re.sub(r"[-_.]+", "-", need.name).lower()
+            if normal not in found:
+                found.add(normal)
+                needed(need.name, {"", *need.extras}, found)
+    return found
+
+
+def test_everything_in_an_image_has_a_pinned_version():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines if "==" in line}
+
+    assert needed("forwardplane", {"", "worker", "kubernetes", "tracing"}, set()) <= pinned

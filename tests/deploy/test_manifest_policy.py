@@ -5,12 +5,14 @@ import pytest
 from protos.service.config import ConfigError, load_config
 from scheduler_svc.config import SchedulerConfig
 from tests.support.manifest_policy import RULES, SCHEDULER, WORKER
-from tests.support.manifests import OVERLAYS, Manifest, objects
-from worker_svc.config import Device, WorkerConfig
+from tests.support.manifests import ADDED, OVERLAYS, Manifest, objects
+from worker_svc.config import WorkerConfig
+
+EVERY_OVERLAY = (*OVERLAYS, *ADDED)
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", EVERY_OVERLAY)
 def test_the_rule_holds(overlay, name):
     assert list(RULES[name](Manifest(objects(overlay)))) == []
 
@@ -71,6 +73,11 @@ MISTAKES = [
     ("volumes_are_what_they_must_be", pod(WORKER), "volumes.1", {"name": "cache", "persistentVolumeClaim": {}}),  # 18
     ("volumes_are_what_they_must_be", container(WORKER), "volumeMounts.3.mountPath", "/shm"),  # 19
     ("volumes_are_what_they_must_be", container(SCHEDULER), "volumeMounts.0.readOnly", REMOVE),
+    ("files_of_settings_are_where_they_say", container(SCHEDULER), "volumeMounts.1.mountPath", "/run"),
+    ("files_of_settings_are_where_they_say", container(SCHEDULER), "volumeMounts.5.readOnly", REMOVE),
+    ("files_of_settings_are_where_they_say", settings(SCHEDULER), "FORWARDPLANE_RESUME_KEY_FILE", "/keys"),
+    ("files_of_settings_are_where_they_say", settings(WORKER), "FORWARDPLANE_TLS_DIR", "/tls"),
+    ("callers_outlive_a_scheduler_in_production", settings(SCHEDULER), "FORWARDPLANE_RESUME_KEY_FILE", REMOVE),
     ("workers_are_near_the_scheduler", pod(WORKER), "affinity", REMOVE),  # 20
     ("quality_of_service_is_guaranteed", container(SCHEDULER), "resources.limits.cpu", "8"),  # 21
     ("quality_of_service_is_guaranteed", container(WORKER), "resources.requests.cpu", "500m"),
@@ -133,17 +140,49 @@ def test_every_rule_has_a_mistake():
     assert set(RULES) == {name for name, *_ in MISTAKES}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_services_take_their_settings(overlay):
-    manifest = Manifest(objects(overlay))
-    own = {"FORWARDPLANE_CLUSTER_NAMESPACE": "forwardplane"}
+SCHEMAS = {SCHEDULER: SchedulerConfig, WORKER: WorkerConfig}
+OF_THE_POD = {SCHEDULER: {"FORWARDPLANE_CLUSTER_NAMESPACE": "forwardplane"}, WORKER: {}}
 
-    for name, schema in ((SCHEDULER, SchedulerConfig), (WORKER, WorkerConfig)):
-        environment = {**manifest.settings(name), **(own if name == SCHEDULER else {})}
-        device = environment.get("FORWARDPLANE_DEVICE")
-        if device is None or device in set(Device):
-            assert load_config(schema, environment=environment).warnings == ()
-        else:  # a device of a later release is refused by name, and nothing else is wrong
-            with pytest.raises(ConfigError) as raised:
-                load_config(schema, environment=environment)
-            assert [problem.partition(" ")[0] for problem in raised.value.problems] == ["device"]
+
+def loaded(manifest, name, *, without=()):
+    """The settings as the process itself reads them."""
+    given = {**manifest.settings(name), **OF_THE_POD[name]}
+    environment = {variable: value for variable, value in given.items() if variable not in without}
+    return load_config(SCHEMAS[name], environment=environment)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("overlay", EVERY_OVERLAY)
+def test_the_services_start_with_their_settings(overlay, name):
+    assert loaded(Manifest(objects(overlay)), name).warnings == ()
+
+
+PROTECTIONS = [
+    ("local", SCHEDULER, "FORWARDPLANE_INSECURE", ["caller_tls_dir", "tls_dir"]),
+    ("single-gpu", WORKER, "FORWARDPLANE_INSECURE", ["tls_dir"]),
+    ("production", WORKER, "FORWARDPLANE_TLS_DIR", ["tls_dir"]),
+    ("production", SCHEDULER, "FORWARDPLANE_INSECURE", ["caller_tls_dir"]),
+]
+
+
+@pytest.mark.parametrize(("overlay", "name", "variable", "named"), PROTECTIONS)
+def test_without_what_protects_it_or_says_that_nothing_does_no_service_starts(overlay, name, variable, named):
+    with pytest.raises(ConfigError, match="insecure") as raised:
+        loaded(Manifest(objects(overlay)), name, without=[variable])
+
+    assert all(setting in str(raised.value) for setting in named)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_traces_go_where_the_network_lets_them(name):
+    settings = Manifest(objects("traced")).settings(name)
+
+    assert settings["FORWARDPLANE_TRACE_ENDPOINT"].endswith(".observability.svc:4317")
+    assert "FORWARDPLANE_TRACE_ENDPOINT" not in Manifest(objects("production")).settings(name), "off by default"
+
+
+def test_a_policy_that_leads_elsewhere_than_to_the_collector_is_found():
+    for entry in ({"ports": [{"port": 4317}]}, {"to": [{"podSelector": {}}]}):
+        manifest = Manifest(objects("traced"))
+        manifest.one("NetworkPolicy", "forwardplane-traces")["spec"]["egress"].append(entry)
+        assert list(RULES["the_network_is_closed"](manifest))

@@ -17,6 +17,7 @@ from protos.service.tls_files import TlsFolder
 from scheduler_svc.edge.caller_book import CallerBook
 from scheduler_svc.edge.caller_door import KnownCallers
 from scheduler_svc.edge.http_front.http_tls import http_context
+from scheduler_svc.edge.resume_tickets import TicketDesk
 from tests.support.callers import bearer, caller_entry
 from tests.support.certificates import Authority, security_of
 from tests.support.edge_harness import running_edge
@@ -94,7 +95,7 @@ async def test_a_known_token_is_served_and_only_operators_may_what_is_everybodys
         await edge.stub.FlushCache(generate_pb2.FlushCacheRequest(), metadata=bearer("secret-o"))
 
 
-async def test_identities_have_their_own_prefixes_and_one_share_each(tmp_path):
+async def test_s13_identities_have_their_own_prefixes_and_one_share_each(tmp_path):
     entries = (caller_entry("a", "secret-a", share=3.0), caller_entry("b", "secret-b"))
     async with edge_of(tmp_path, *entries) as (edge, http):
         for token in ("secret-a", "secret-b", "secret-a"):
@@ -111,7 +112,7 @@ async def test_identities_have_their_own_prefixes_and_one_share_each(tmp_path):
         assert (a.share, b.share) == (3.0, 1.0)
 
 
-async def test_nobody_aborts_the_request_of_another(tmp_path):
+async def test_s11_nobody_aborts_the_request_of_another(tmp_path):
     entries = (caller_entry("a", "secret-a"), caller_entry("b", "secret-b"))
     async with edge_of(tmp_path, *entries, step_s=0.05) as (edge, _):
         long = request()
@@ -231,3 +232,25 @@ async def test_timing_of_a_refusal(tmp_path):
             await refused(edge.stub.GetModel(generate_pb2.GetModelRequest(), metadata=bearer("x")))
             times.append(asyncio.get_running_loop().time() - begun)
         assert sorted(times)[25] < 0.01
+
+
+async def test_s2_s13_a_ticket_is_its_callers_alone_and_costs_what_a_request_costs(tmp_path):
+    entries = (caller_entry("a", "secret-a", max_streams=2), caller_entry("b", "secret-b"))
+    desk = TicketDesk([bytes(range(32))], unix_clock=time.time)
+    async with edge_of(tmp_path, *entries, step_s=0.02, tickets=desk) as (edge, _):
+        long = request()
+        long.stop.max_tokens = 100
+        first_call = edge.stub.Generate(long, metadata=bearer("secret-a"))
+        first = await first_call.read()
+        again = generate_pb2.GenerateRequest(resume=[generate_pb2.ResumedSample(ticket=first.resume_tickets[0])])
+        again.MergeFrom(long)
+        assert await refused(edge.stub.Generate(again, metadata=bearer("secret-b")).read()) == "FAILED_PRECONDITION"
+        replayed = edge.stub.Generate(again, metadata=bearer("secret-a"))
+        assert (await replayed.read()).request_id == first.request_id
+        assert len({submit.isolation_domain for submit in edge.core.submits}) == 1
+        assert await refused(edge.stub.Generate(again, metadata=bearer("secret-a")).read()) == "RESOURCE_EXHAUSTED"
+        abort = generate_pb2.AbortRequest(request_id=first.request_id)
+        assert await refused(edge.stub.Abort(abort, metadata=bearer("secret-b"))) == "NOT_FOUND"
+        await edge.stub.Abort(abort, metadata=bearer("secret-a"))
+        for call in (first_call, replayed):
+            assert await refused(rest_of(call)) == "CANCELLED"

@@ -130,3 +130,11 @@ async def test_the_client_names_the_field_that_is_too_large_and_sends_nothing() 
         with pytest.raises(errors.MessageTooLarge) as caught:
             await client.generate(["short", text])
         assert caught.value.field == "requests[1].text"
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Abort"])
+async def test_bytes_that_are_no_message_are_the_callers_fault(tmp_path: Path, method: str) -> None:
+    async with running_edge(tmp_path) as edge, caller_channel(f"127.0.0.1:{edge.server.port}") as channel:
+        make = channel.unary_stream if method == "Generate" else channel.unary_unary
+        call = make(f"/forwardplane.v1.GenerationService/{method}")(b"\xff" * 50)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT

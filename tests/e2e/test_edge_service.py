@@ -244,6 +244,24 @@ async def test_a_refusal_of_the_core_reaches_the_caller_with_its_hint(tmp_path: 
         assert edge.link.num_streams == 0
 
 
+async def test_s11_a_tag_is_echoed_and_never_a_key(tmp_path: Path) -> None:
+    """Many requests of one tag, among them some that are cancelled: each of the others gets its own answer."""
+    async with running_edge(tmp_path, step_s=0.002) as edge:
+        requests = [text_request("abcdefgh"[index % 8] * (1 + index // 8), max_tokens=12) for index in range(160)]
+        for request in requests:
+            request.client_tag = "one"
+        solo = [joined(await collect(edge.stub.Generate(request))) for request in requests[:8]]
+        calls = [edge.stub.Generate(request) for request in requests]
+        for call in calls[8::5]:
+            call.cancel()
+        kept = [call for index, call in enumerate(calls) if index < 8 or (index - 8) % 5]
+        answers = await asyncio.gather(*(collect(call) for call in kept))
+        assert {chunks[0].client_tag for chunks in answers} == {"one"}
+        assert len({chunks[0].request_id for chunks in answers}) == len(kept)
+        assert [joined(chunks) for chunks in answers[:8]] == solo
+        assert all(len(joined(chunks)[0]) == 12 for chunks in answers)
+
+
 async def test_the_cores_death_ends_every_stream(tmp_path: Path) -> None:
     async with running_edge(tmp_path, step_s=0.005) as edge:
         calls = [edge.stub.Generate(text_request()) for _ in range(3)]
@@ -429,6 +447,11 @@ async def test_nothing_is_left_of_many_requests_however_they_end(tmp_path: Path)
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
         assert len(list(descriptors.iterdir())) <= open_before
         assert edge.metric("grpc_open_calls") == 0
+        assert edge.metric("held_request_bytes") == edge.metric("caller_held_request_bytes") == 0
+        call = edge.stub.Generate(text_request(max_tokens=100))
+        await call.read()
+        assert edge.metric("held_request_bytes") == edge.core.submits[-1].ByteSize()
+        call.cancel()
 
 
 async def test_health_follows_the_core(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def drive(asker: Asker, row: tuple[int, int], source: GrammarSource) -> En
     return ids
 
 
-async def test_every_hostile_grammar_is_borne_or_fails_alone():
+async def test_s6_every_hostile_grammar_is_borne_or_fails_alone():
     asker = Asker()
     slowest = 0.0
     refused = died = 0
@@ -83,7 +83,7 @@ async def test_every_hostile_grammar_is_borne_or_fails_alone():
         assert not Path(f"/proc/{pid}").exists()
 
 
-async def test_the_door_tries_them_out_within_limits():
+async def test_s6_the_door_tries_them_out_within_limits():
     checker = GrammarChecker(greeting())
     await checker.start()
     tried = hostile_grammars()[::4]

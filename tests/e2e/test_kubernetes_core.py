@@ -24,7 +24,7 @@ async def core_in_cluster(tmp_path, api, worker):
     flags = (
         *("--cluster-url", api.url, "--cluster-namespace", "forwardplane", "--worker-service", "workers"),
         *("--epoch-source", "kubernetes", "--epoch-object", "epoch", "--discovery-interval-s", "0.05"),
-        *("--reattach-min-s", "0.05", "--reattach-max-s", "0.1"),
+        *("--reattach-min-s", "0.05", "--reattach-max-s", "0.1", "--insecure", "true"),
     )
     async with CoreProcess(folder, model=model, workers="127.0.0.1:1", flags=flags) as core:
         yield core

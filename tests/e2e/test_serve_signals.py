@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 def read(target: str, first: threading.Event) -> None:
     """A stream that goes on for longer than a stop waits."""
     options = GenerateOptions(max_tokens=5000, ignore_eos=True)
-    with GenerationClient(target) as client, suppress(EngineError):
+    with GenerationClient(target, resume_s=0.0) as client, suppress(EngineError):
         for _ in client.stream(TokenIds((1, 2)), options):
             first.set()
 
@@ -44,7 +44,8 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None
             if "ready after" in line:
                 break
         family = psutil.Process(process.pid).children(recursive=True)
-        (folder,) = place.glob("forwardplane-*")
+        folders = list(place.glob("forwardplane-*"))
+        assert folders
         first = threading.Event()
         reader = threading.Thread(target=read, args=(f"127.0.0.1:{ports.port}", first))
         reader.start()
@@ -52,7 +53,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         time.sleep(1.0)
         assert process.poll() is None
-        assert folder.is_dir()
+        assert all(folder.is_dir() for folder in folders)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.wait(10)

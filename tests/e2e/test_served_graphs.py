@@ -17,7 +17,7 @@ from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.generation_client import AsyncGenerationClient, GenerationClient
 from protos.client.load_messages import Load
 from protos.client.messages import GenerateOptions, TokenIds
-from protos.client.serve_command import ServeExecution
+from protos.client.serve_execution import ServeExecution
 from protos.wire.enums import GraphPhase
 from tests.e2e.test_served_metrics import WORKER, scrape, total
 from tests.support.served import Served, served
@@ -120,6 +120,9 @@ def test_the_scheduler_tells_the_same_counts_to_its_callers(run):
     for use in worker.graphs:
         phase = use.phase.name.lower()
         assert use.replays == total(run.worker, f"{WORKER}graph_replays_total", phase=phase)
+        assert use.live == use.planned == total(run.worker, f"{WORKER}captured_graphs", phase=phase)
+        assert use.graph_bytes == total(run.worker, f"{WORKER}graph_memory_bytes", phase=phase)
+        assert use.capture_ms == int(1000 * total(run.worker, f"{WORKER}capture_seconds_total", phase=phase))
         assert use.real_tokens == total(run.worker, f"{WORKER}graph_real_tokens_total", phase=phase)
         assert use.padded_tokens == total(run.worker, f"{WORKER}graph_padded_tokens_total", phase=phase)
         for reason, count in use.misses:

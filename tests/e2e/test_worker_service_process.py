@@ -117,10 +117,12 @@ def scrape(port):
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
-async def test_probes_hear_that_a_worker_is_loading_and_sigterm_ends_the_load():
+async def test_probes_and_scrapes_are_answered_while_a_worker_loads_and_sigterm_ends_the_load():
     async with started("slow=60") as worker:
         await worker.logged("listening")
         assert (await worker.health(), await worker.health("")) == ("NOT_SERVING", "SERVING")
+        metrics = await asyncio.to_thread(scrape, worker.ports["metrics"])
+        assert metrics["forwardplane_worker_fatal_errors_total"] == 0
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.ended() == ExitCode.OK
 

@@ -1,5 +1,7 @@
 """Random plans: building is a pure function of the plan, and trimming is the exact inverse of padding."""
 
+from itertools import accumulate
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +49,14 @@ def random_plans(draw):
         groups["sampling"] = SamplingColumns(
             temperatures=plans.f32(*[1] * len(rows)), seeds=plans.u64(*range(len(rows)))
         )
-        groups["logprobs"] = LogprobColumns(output_wanted=plans.u8(*[1] * len(rows)))
+        wanted = [draw(st.integers(0, row.extend)) for row in rows]
+        groups["logprobs"] = LogprobColumns(
+            output_wanted=plans.u8(*[1] * len(rows)),
+            prompt_starts=plans.i32(*[row.cached + row.extend - n for row, n in zip(rows, wanted, strict=True)]),
+            prompt_top_counts=plans.u8(*[2] * len(rows)),
+            target_indptr=plans.u32(0, *accumulate(wanted)),
+            target_ids=plans.i32(*range(sum(wanted))),
+        )
     plan = plans.make_plan(rows, info=INFO, forwards=forwards, **groups)
     if rows and draw(st.booleans()):
         modes = draw(st.lists(st.integers(1, 3), min_size=len(rows), max_size=len(rows)))

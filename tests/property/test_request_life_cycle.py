@@ -55,7 +55,7 @@ def missing(seen: Counter[tuple[Place, Happening]]) -> list[tuple[Place, Happeni
     return [pair for pair in ALL_PAIRS if not seen[pair]]
 
 
-def test_everything_happens_everywhere_and_no_token_is_lost(seen):
+def test_s14_everything_happens_everywhere_and_no_token_is_lost(seen):
     steps = seed = 0
     while seed < MOST_LIVES and (steps < LEAST_STEPS or missing(seen)):
         lacks_retractions_only = all(what is Happening.RETRACT for _, what in missing(seen))

@@ -93,10 +93,11 @@ def threads(request):
 
 
 @pytest.mark.model
+@pytest.mark.timeout(600)  # two threads wait for each other where neighbours have the cores
 @pytest.mark.usefixtures("threads")
 def test_the_real_model_gives_the_same_bits_in_any_batch_and_chunks():
     driver = ForwardDriver(model_folder(), num_pages=128)
-    prompts = [random_ids(seed, length, 49152) for seed, length in enumerate((2, 19, 40, 70))]
+    prompts = [random_ids(seed, length, 49152) for seed, length in enumerate((2, 19, 45))]
     known = [driver.all_logits(prompt, [len(prompt)]) for prompt in prompts]
     rows = [driver.row(prompt) for prompt in prompts]
     sizes = iter([1, 5, 33, 7, 1, 12, 1, 1] * 100)

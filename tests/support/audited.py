@@ -24,15 +24,27 @@ def findings(log: Path) -> tuple[list[str], list[str]]:
     return watched, [line for line in lines if not line.startswith("watching ")]
 
 
-@contextlib.contextmanager
-def audited_children() -> Iterator[None]:
-    """Children that are started in the block are watched; what they did is asserted at its end."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "audit.log"
+class Audit:
+    """What watched processes write into."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Children that are started in the block are watched, and theirs."""
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in audit_environment(log).items():
+            for name, value in audit_environment(self._log).items():
                 patch.setenv(name, value)
             yield
+
+
+@contextlib.contextmanager
+def audit() -> Iterator[Audit]:
+    """What the watched processes did is asserted at the block's end."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "audit.log"
+        yield Audit(log)
         watched, found = findings(log)
         assert watched, "no process was watched"
         assert found == [], found

@@ -17,6 +17,8 @@ def storages(value: Any) -> list[int]:
         return [value.__array_interface__["data"][0]] if value.size else []
     if isinstance(value, tuple):
         return [address for part in value for address in storages(part)]
+    if isinstance(value, dict):
+        return storages(tuple(value.values()))
     if is_dataclass(value):
         return [address for field in fields(value) for address in storages(getattr(value, field.name))]
     return []
@@ -28,6 +30,8 @@ def content(value: Any) -> Any:
         return str(value.dtype), value.tolist()
     if isinstance(value, tuple):
         return [content(part) for part in value]
+    if isinstance(value, dict):
+        return {key: content(part) for key, part in value.items()}
     if is_dataclass(value):
         return {field.name: content(getattr(value, field.name)) for field in fields(value)}
     return None if isinstance(value, WritePlan) else value

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.channel import caller_channel
 from protos.service.model_files import GenerationDefaults, ModelCard
+from protos.service.tracing import Tracing
 from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.edge.admission import Admission
@@ -85,6 +86,7 @@ async def running_edge(
     credentials: grpc.ServerCredentials | None = None,
     http_tls: ssl.SSLContext | None = None,
     first_token_id: int | None = None,
+    tracing: Tracing | None = None,
     **core_options: object,
 ) -> AsyncIterator[Edge]:
     """Everything up and serving; all of it gone afterwards. The HTTP front listens when it is given limits."""
@@ -103,7 +105,9 @@ async def running_edge(
     registry = CollectorRegistry()
     resuming = ResumeDesk(tickets)
     admission = Admission(link, tokenizer, encoder, resuming=resuming, max_hidden_mode=max_hidden_mode)
-    parts = _parts(link, admission, tokenizer, encoder, registry, known=known)
+    parts = _parts(
+        link, admission, tokenizer, encoder, registry, known=known, traces=CallTraces(tracing, model=card.name)
+    )
     address = EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials)
     server = EdgeServer(parts, address, max_streams=max_streams)
     http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0, tls=http_tls), HttpLimits(**(http_limits or {})))
@@ -136,6 +140,7 @@ def _parts(
     registry: CollectorRegistry,
     *,
     known: KnownCallers,
+    traces: CallTraces,
 ) -> EdgeParts:
     metrics = create_edge_metrics(registry)
     return EdgeParts(
@@ -145,6 +150,6 @@ def _parts(
         encoder=encoder,
         metrics=metrics,
         door=CallerDoor(metrics, link.quotas, known),
-        traces=CallTraces(None, model=link.facts.card.name),
+        traces=traces,
         version="1",
     )

@@ -11,6 +11,18 @@ STOP_MARGIN_S = 10
 """What a stop takes beside preStop and drain: the core's flush, closing ports, the parent's patience."""
 NAME = "app.kubernetes.io/name"
 
+FILES = {
+    "MODEL_CACHE": {"persistentVolumeClaim"},
+    "SOCKET_DIR": {"emptyDir"},
+    "GRAPH_MEMORY_FILE": {"emptyDir"},
+    "RESUME_KEY_FILE": {"secret"},
+    "CALLERS": {"secret"},
+    "TLS_DIR": {"secret"},
+    "CALLER_TLS_DIR": {"secret"},
+}
+"""Settings that name a file or folder, and the volumes it may lie in."""
+FOLDERS = {"MODEL_CACHE", "SOCKET_DIR", "TLS_DIR", "CALLER_TLS_DIR"}
+
 Rule = Callable[[Manifest], Iterator[str]]
 RULES: dict[str, Rule] = {}
 
@@ -214,6 +226,9 @@ def the_network_is_closed(manifest):
             yield "workers are reachable from other namespaces"
     if worker.get("egress") != [] or "Egress" not in worker.get("policyTypes", ()):
         yield "workers reach out"
+    for name, policy in policies.items():
+        if name not in ("forwardplane-closed", *SERVICES):
+            yield from _beyond_the_collector(name, policy)
     for name in SERVICES:
         if policies.get(name, {}).get("podSelector") != {"matchLabels": {NAME: name}}:
             yield f"{name}: the policy is of other pods"
@@ -224,6 +239,19 @@ def the_network_is_closed(manifest):
             yield from (
                 f"{name}: no port {port['port']}" for port in entry.get("ports", ()) if port["port"] not in named
             )
+
+
+def _beyond_the_collector(name, policy):
+    """What a further policy opens beside the way to the collector of traces."""
+    if policy.get("ingress") or policy["policyTypes"] != ["Egress"]:
+        yield f"{name}: opens a way in"
+    ports = sorted(port["port"] for entry in policy["egress"] for port in entry.get("ports", [{"port": 0}]))
+    if ports != [53, 53, 4317] or not all(
+        {"namespaceSelector", "podSelector"} == set(peer)
+        for entry in policy["egress"]
+        for peer in entry.get("to", [{}])
+    ):
+        yield f"{name}: leads elsewhere than to the collector of traces"
 
 
 @rule
@@ -271,6 +299,32 @@ def volumes_are_what_they_must_be(manifest):
     mount = {item["mountPath"]: item["name"] for item in manifest.container(WORKER)["volumeMounts"]}.get(cache)
     if "emptyDir" not in {item["name"]: item for item in manifest.pod(WORKER)["volumes"]}.get(mount, {}):
         yield "workers share a cache of compiled code"
+
+
+@rule
+def files_of_settings_are_where_they_say(manifest):
+    for name in SERVICES:
+        volumes = {volume["name"]: volume for volume in manifest.pod(name)["volumes"]}
+        mounts = {item["mountPath"]: item for item in manifest.container(name)["volumeMounts"]}
+        for variable, kinds in FILES.items():
+            value = manifest.settings(name).get(f"FORWARDPLANE_{variable}")
+            if value is None:
+                continue
+            place = value if variable in FOLDERS else value.rpartition("/")[0]
+            mount = mounts.get(place, {})
+            volume = volumes.get(mount.get("name"), {})
+            if not kinds & set(volume):
+                yield f"{name}: nothing is mounted where {variable} is looked for"
+            if "secret" in volume and not (mount.get("readOnly") and volume["secret"].get("defaultMode") == 0o440):
+                yield f"{name}: a secret is writable, or others read it"
+            if "emptyDir" in volume and mount.get("readOnly"):
+                yield f"{name}: {variable} cannot be written"
+
+
+@rule
+def callers_outlive_a_scheduler_in_production(manifest):
+    if manifest.all("Certificate") and "FORWARDPLANE_RESUME_KEY_FILE" not in manifest.settings(SCHEDULER):
+        yield "streams end with their scheduler"
 
 
 @rule

@@ -1,8 +1,10 @@
 """Renders overlays with kustomize and validates objects against API schemas and custom resource definitions."""
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
@@ -17,6 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 CRDS = ROOT.parent / "shared" / "crds"
 OVERLAYS = ("local", "single-gpu", "production")
+ADDED = {"traced": ("local", "tracing")}
+"""Components that no overlay of ours uses, each on one that could."""
+JOB = "fill-models"
+"""Beside the overlay `local`."""
 VERSIONS = ("1.30", "1.34", "1.37")
 """1.30 is the oldest whose API server takes a preStop sleep by default."""
 
@@ -33,7 +39,20 @@ def kubectl() -> str:
 
 @cache
 def _rendered(overlay: str) -> str:
-    command = [kubectl(), "kustomize", str(K8S / "overlays" / overlay)]
+    if overlay == JOB:
+        return _kustomize(K8S / overlay)
+    if overlay not in ADDED:
+        return _kustomize(K8S / "overlays" / overlay)
+    base, component = ADDED[overlay]
+    with tempfile.TemporaryDirectory() as folder:
+        here = os.path.relpath(K8S, Path(folder).resolve())
+        used = {"resources": [f"{here}/overlays/{base}"], "components": [f"{here}/components/{component}"]}
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump({**used, "namespace": "forwardplane"}))
+        return _kustomize(Path(folder))
+
+
+def _kustomize(folder: Path) -> str:
+    command = [kubectl(), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -137,6 +137,7 @@ def _counted(core: PipelinedCore, trouble: Trouble, *, window: int) -> Counter[s
             "late rows": counters.late_rows,
             "failed rows": counters.failed_rows,
             "cache hits": counters.cache.hit_tokens,
+            "steps": core.wire.deltas + core.wire.full_plans,
             "plans as changes": core.wire.deltas,
             "plans sent again": core.wire.resent,
             "plans wanted in full": core.wire.needed_full,

@@ -14,8 +14,9 @@ from prometheus_client.samples import Sample
 from rich.console import Console
 
 from protos.client.process_group import ProcessGroup, ServiceCommand
-from protos.client.serve_command import ServeExecution, ServeOptions, ServePorts, resolve_model, service_commands
-from tests.support.audited import audited_children
+from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
+from protos.client.serve_execution import ServeExecution
+from tests.support.audited import Audit, audit
 
 MANY_RESTARTS = 1000
 Arrangement = Callable[[ServeOptions, ServiceCommand], ServiceCommand]
@@ -60,9 +61,18 @@ def free_ports(count: int) -> list[int]:
             held = stack.enter_context(socket.socket())
             held.bind(("127.0.0.1", 0))
             port = held.getsockname()[1]
-            if all(abs(port - other) > 4 for other in ports):
+            if all(abs(port - other) > 4 for other in ports) and all(_is_free(port + index) for index in (1, 2, 3)):
                 ports.append(port)
     return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+        return True
 
 
 def on_free_ports(options: ServeOptions) -> ServeOptions:
@@ -71,14 +81,16 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(**choices: object) -> Iterator[Served]:
-    """As `_served`, with every process watched for code that comes from data (S1)."""
-    with audited_children(), _served(**choices) as server:  # type: ignore[arg-type]
+def served(*, is_watched: bool = True, **choices: object) -> Iterator[Served]:
+    """As `_served`, with each process watched for code that comes from data (S1), unless time is measured."""
+    watch = audit() if is_watched else contextlib.nullcontext(None)
+    with watch as audited, _served(audited, **choices) as server:  # type: ignore[arg-type]
         yield server
 
 
 @contextlib.contextmanager
 def _served(
+    audited: Audit | None,
     *,
     worker_flags: tuple[str, ...] = (),
     scheduler_flags: tuple[str, ...] = (),
@@ -90,6 +102,7 @@ def _served(
     Graphs are off unless they are chosen: capturing takes the cores that the tests share.
 
     Args:
+        audited: watches them; None: nobody does.
         worker_flags: more flags of the workers, such as ServeOptions has no choice for.
         scheduler_flags: more flags of the scheduler.
         arrange: puts something of its own in a command's place, once the ports are chosen.
@@ -109,13 +122,15 @@ def _served(
                 dataclasses.replace(command, arguments=(*command.arguments, *flags[command.name.startswith("worker")]))
                 for command in commands
             ],
+            audited,
         )
 
 
-def _running(options: ServeOptions, commands: list[ServiceCommand]) -> Iterator[Served]:
+def _running(options: ServeOptions, commands: list[ServiceCommand], audited: Audit | None) -> Iterator[Served]:
     group = ProcessGroup(max_restarts=MANY_RESTARTS)
     try:
-        group.start(commands)
+        with contextlib.nullcontext() if audited is None else audited.watching():
+            group.start(commands)
         group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
         yield Served(options, group)
         group.check_alive()

@@ -7,4 +7,4 @@ from worker_svc.__main__ import main
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    print(json.dumps({"code": code, "torch": "torch" in sys.modules, "kernels": "kernels" in sys.modules}))
+    print(json.dumps({"code": code, "torch": "torch" in sys.modules, "kernels": "kernels.native" in sys.modules}))

@@ -11,6 +11,7 @@ import torch
 
 from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.staging import PlanStaging
+from worker_svc.device.host_staging import Transfers
 from worker_svc.model_runner import RunnerOutput
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.tp_model_worker import TpModelWorker
@@ -100,11 +101,13 @@ class HistoryRunner:
         return self.slot_ids[slots].tolist()
 
 
-def tiny_worker(info: WorkerInfo, runners=None) -> TpModelWorker:
+def tiny_worker(info: WorkerInfo, runners=None, *, transfers: Transfers | None = None) -> TpModelWorker:
     """A TpModelWorker around the history model."""
     (pool,) = info.sub_pools
     return TpModelWorker(
         info=info,
-        staging=PlanStaging(info=info, translator=FlatTranslator(pool.page_size), device=torch.device("cpu")),
+        staging=PlanStaging(
+            info=info, translator=FlatTranslator(pool.page_size), device=torch.device("cpu"), transfers=transfers
+        ),
         dispatch=RunnerDispatch(runners if runners is not None else [HistoryRunner(info)]),
     )

@@ -4,7 +4,7 @@ Vectorised over rows and tokens; knows nothing of models, attention or sampling.
 read, every tensor and host array of a batch is a copy of its own, and slots are translated once per plan and sub-pool.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,13 @@ from protos.wire.enums import HiddenMode
 from protos.wire.plan import Forward, ForwardPlan, PageTable
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import ModeTraits, traits_of
-from worker_svc.batch.owned import Array, device_copy, frozen_copy
+from worker_svc.batch.owned import Array, frozen_copy
 from worker_svc.batch.page_group import PageGroup
 from worker_svc.batch.positions import decode_positions, extend_positions, page_places, start_offsets, token_rows
 from worker_svc.batch.prompt_rows import prompt_logprob_group
 from worker_svc.batch.row_groups import ExtendGroup
 from worker_svc.batch.sampled_rows import hidden_group, logprob_group, sampling_group
+from worker_svc.device.host_staging import DirectStaging, StagingSlot
 from worker_svc.kv.write_plan import SlotTranslator, WritePlan, window_index
 
 
@@ -45,6 +46,8 @@ class _Step:
     tables: list[PageTable]
     """By sub-pool."""
     write_plan: WritePlan
+    tensor: Callable[[Array], Tensor]
+    """A device tensor of a host array."""
 
 
 class BatchBuilder:
@@ -69,14 +72,20 @@ class BatchBuilder:
         self._translator = translator
         self._hidden_mode = hidden_mode
         self._page_sizes = tuple(page_sizes)
-        self._device = device
+        self._direct = DirectStaging(device)
 
-    def build(self, plan: ForwardPlan) -> tuple[ForwardBatch, ...]:
-        """The batches of a validated plan, in the order of its forwards."""
+    def build(self, plan: ForwardPlan, slot: StagingSlot | None = None) -> tuple[ForwardBatch, ...]:
+        """The batches of a validated plan, in the order of its forwards.
+
+        Args:
+            plan: to be built.
+            slot: what its tensors go through; None: each is copied by itself.
+        """
         layout = _layout(plan)
         tables = sorted(plan.page_tables, key=lambda table: table.sub_pool)
         write_plan = WritePlan(self._translator, lambda sub_pool: self._places(tables[sub_pool], layout))
-        step = _Step(plan=plan, layout=layout, tables=tables, write_plan=write_plan)
+        tensor = (slot or self._direct).put
+        step = _Step(plan=plan, layout=layout, tables=tables, write_plan=write_plan, tensor=tensor)
         return tuple(self._batch(step, forward) for forward in plan.forwards)
 
     def _places(self, table: PageTable, layout: _TokenLayout) -> tuple[Array, Array]:
@@ -103,18 +112,18 @@ class BatchBuilder:
             forward_mode=forward.mode,
             logical_mode=forward.logical_mode,
             graph=forward.graph,
-            input_ids=self._tensor(plan.tokens.ids[begin:end]),
-            positions=self._tensor(_positions(plan, rows, traits=traits)),
-            seq_lens=self._tensor(seq_lens),
+            input_ids=step.tensor(plan.tokens.ids[begin:end]),
+            positions=step.tensor(_positions(plan, rows, traits=traits)),
+            seq_lens=step.tensor(seq_lens),
             seq_lens_host=seq_lens,
             page_groups=tuple(
-                self._page_group(table, rows, slots=step.write_plan.bind(table.sub_pool, written))
+                _page_group(step, table, rows, slots=step.write_plan.bind(table.sub_pool, written))
                 for table in step.tables
             ),
-            logits_rows=self._tensor(last_tokens[sampled]),
-            last_token_rows=self._tensor(last_tokens),
+            logits_rows=step.tensor(last_tokens[sampled]),
+            last_token_rows=step.tensor(last_tokens),
             write_plan=step.write_plan,
-            extend=self._extend_group(plan, rows) if traits.has_extend_group else None,
+            extend=_extend_group(step, rows) if traits.has_extend_group else None,
             sampling=sampling_group(plan, first_row=rows.start, sampled=sampled),
             logprobs=logprob_group(
                 plan,
@@ -125,38 +134,38 @@ class BatchBuilder:
             hidden=hidden_group(plan, rows, server_mode=self._hidden_mode),
         )
 
-    def _page_group(self, table: PageTable, rows: slice, *, slots: Array) -> PageGroup:
-        begin, end = int(table.indptr[rows.start]), int(table.indptr[rows.stop])
-        indptr = frozen_copy(table.indptr[rows.start : rows.stop + 1] - begin)
-        indices = frozen_copy(table.indices[begin:end])
-        last_lens = frozen_copy(table.last_page_lens[rows])
-        return PageGroup(
-            sub_pool=table.sub_pool,
-            kv_indptr=self._tensor(indptr),
-            kv_indices=self._tensor(indices),
-            kv_last_page_len=self._tensor(last_lens),
-            out_cache_loc=torch.from_numpy(slots).to(self._device),
-            kv_indptr_host=indptr,
-            kv_indices_host=indices,
-            kv_last_page_len_host=last_lens,
-            start_positions_host=frozen_copy(_start_positions(table)[rows]),
-        )
 
-    def _extend_group(self, plan: ForwardPlan, rows: slice) -> ExtendGroup:
-        extend_lens = frozen_copy(plan.rows.extend_lens[rows])
-        prefix_lens = frozen_copy(plan.rows.first_positions[rows])
-        starts = frozen_copy(start_offsets(extend_lens))
-        return ExtendGroup(
-            extend_lens=self._tensor(extend_lens),
-            prefix_lens=self._tensor(prefix_lens),
-            extend_start_loc=self._tensor(starts),
-            extend_lens_host=extend_lens,
-            prefix_lens_host=prefix_lens,
-            extend_start_loc_host=starts,
-        )
+def _page_group(step: _Step, table: PageTable, rows: slice, *, slots: Array) -> PageGroup:
+    begin, end = int(table.indptr[rows.start]), int(table.indptr[rows.stop])
+    indptr = frozen_copy(table.indptr[rows.start : rows.stop + 1] - begin)
+    indices = frozen_copy(table.indices[begin:end])
+    last_lens = frozen_copy(table.last_page_lens[rows])
+    return PageGroup(
+        sub_pool=table.sub_pool,
+        kv_indptr=step.tensor(indptr),
+        kv_indices=step.tensor(indices),
+        kv_last_page_len=step.tensor(last_lens),
+        out_cache_loc=step.tensor(slots),
+        kv_indptr_host=indptr,
+        kv_indices_host=indices,
+        kv_last_page_len_host=last_lens,
+        start_positions_host=frozen_copy(_start_positions(table)[rows]),
+    )
 
-    def _tensor(self, host: Array) -> Tensor:
-        return device_copy(host, self._device)
+
+def _extend_group(step: _Step, rows: slice) -> ExtendGroup:
+    plan = step.plan
+    extend_lens = frozen_copy(plan.rows.extend_lens[rows])
+    prefix_lens = frozen_copy(plan.rows.first_positions[rows])
+    starts = frozen_copy(start_offsets(extend_lens))
+    return ExtendGroup(
+        extend_lens=step.tensor(extend_lens),
+        prefix_lens=step.tensor(prefix_lens),
+        extend_start_loc=step.tensor(starts),
+        extend_lens_host=extend_lens,
+        prefix_lens_host=prefix_lens,
+        extend_start_loc_host=starts,
+    )
 
 
 def _layout(plan: ForwardPlan) -> _TokenLayout:

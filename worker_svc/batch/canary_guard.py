@@ -19,7 +19,7 @@ from protos.wire.plan import RowColumns
 from worker_svc.batch.canary_rows import RowLayout, RowReads, page_spans, row_layout, row_reads
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.owned import Array
-from worker_svc.kv.canary_table import CanaryTable, PageReads
+from worker_svc.kv.canary_table import CanaryTable
 from worker_svc.kv.index_translator import IndexTranslator
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class KVCanary:
             wrong = table.first_wrong(read.pages)
             if not bool((wrong < table.page_size).any() | is_other.any()):
                 continue
-            found = _first_of_rows(read, wrong.cpu().numpy(), page_size=table.page_size)
+            found = _first_of_rows(read, wrong.cpu().numpy(), table)
             for row in np.flatnonzero(is_other.cpu().numpy()).tolist():
                 found.setdefault(row, (int(layout.prefix_lens[row]) - 1, int(read.last_slots[row])))
             violations += [
@@ -236,15 +236,23 @@ def _wrapped(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _first_of_rows(read: RowReads, wrong: Array, *, page_size: int) -> dict[int, tuple[int, int]]:
+def _first_of_rows(read: RowReads, wrong: Array, table: CanaryTable) -> dict[int, tuple[int, int]]:
     """(position, slot) of the first slot of each row that does not hold what it should."""
-    bad = np.flatnonzero(wrong < page_size)
+    bad = np.flatnonzero(wrong < table.page_size)
     rows, first = np.unique(read.rows[bad], return_index=True)
-    entries = bad[first]
-    pages: PageReads = read.pages
-    positions = pages.positions.cpu().numpy()[entries] + wrong[entries]
-    slots = pages.pages.cpu().numpy()[entries] * page_size + wrong[entries]
-    return {int(row): (int(position), int(slot)) for row, position, slot in zip(rows, positions, slots, strict=True)}
+    return {int(row): _exact(read, int(bad[index]), wrong, table) for row, index in zip(rows, first, strict=True)}
+
+
+def _exact(read: RowReads, entry: int, wrong: Array, table: CanaryTable) -> tuple[int, int]:
+    """(position, slot) of the first wrong slot, where page `entry` is the first of its row that is not whole."""
+    page, before = int(read.pages.pages[entry]), int(read.pages.previous_pages[entry])
+    position, offset = int(read.pages.positions[entry]), int(wrong[entry])
+    if offset:
+        offset = min(offset, table.first_unchained(page))
+    elif before >= 0 and (last := table.first_unchained(before)) < table.page_size:
+        # A token over the last one of a page leaves that page whole and cuts off the next.
+        return position - table.page_size + last, before * table.page_size + last
+    return position + offset, page * table.page_size + offset
 
 
 def _violation(table: CanaryTable, *, sub_pool: int, row: int, position: int, slot: int) -> CanaryViolation:

@@ -17,6 +17,7 @@ from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.builder import BatchBuilder
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.references import References, plan_references, resolve, with_references
+from worker_svc.device.host_staging import Landing, ToHost, Transfers, direct_transfers
 from worker_svc.device.token_ring import TokenRing
 from worker_svc.kv.write_plan import SlotTranslator
 
@@ -32,6 +33,8 @@ class StagedPlan:
     batches: tuple[ForwardBatch, ...]
     """As if every token were literal."""
     references: References | None
+    landing: Landing
+    """To be called before the batches' tensors are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,9 +56,19 @@ class PlanStaging:
         translator: SlotTranslator,
         device: torch.device,
         hidden_mode: HiddenMode = HiddenMode.NULL,
+        transfers: Transfers | None = None,
     ) -> None:
-        """Stage for one worker; `hidden_mode`: which hidden states every forward keeps at least."""
+        """Stage for one worker.
+
+        Args:
+            info: the worker's.
+            translator: of its pools.
+            device: where tensors go.
+            hidden_mode: which hidden states every forward keeps at least.
+            transfers: the way there and back; None: tensors are copied one by one.
+        """
         self._info = info
+        self._transfers = transfers or direct_transfers(device)
         page_sizes = [pool.page_size for pool in info.sub_pools]
         self._builder = BatchBuilder(
             translator=translator, page_sizes=page_sizes, device=device, hidden_mode=hidden_mode
@@ -73,12 +86,20 @@ class PlanStaging:
         check_forward_features(plan, self._info)
         check_hidden_modes(plan, self._info)
         with torch.inference_mode():
-            batches = self._builder.build(plan)
-        return StagedPlan(plan=plan, batches=batches, references=plan_references(plan))
+            slot = self._transfers.staging.slot()
+            batches = self._builder.build(plan, slot)
+            landing = slot.landing()
+        return StagedPlan(plan=plan, batches=batches, references=plan_references(plan), landing=landing)
+
+    @property
+    def to_host(self) -> ToHost:
+        """How what was computed comes to the host."""
+        return self._transfers.to_host
 
     def ready(self, staged: StagedPlan) -> ReadyPlan:
         """Put in the tokens of the plans before it, which have run."""
         plan, references = staged.plan, staged.references
+        staged.landing()
         if references is None:
             return ReadyPlan(batches=staged.batches, lost_rows=np.zeros(plan.rows.num_rows, bool))
         resolved = resolve(references, self._ring)

@@ -10,8 +10,11 @@ it has pages. Knows nothing of batches. Page 0 shadows the sink and means nothin
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from protos.wire import canary_chain
 
 BYTES_PER_SLOT = 4 + 4 + 8
 BYTES_PER_PAGE = 4 * 8
@@ -77,6 +80,20 @@ class CanaryTable:
         is_placed = self.firsts.index_select(0, pages) == reads.positions
         whole = torch.where(is_chained & is_placed, fills, 0)
         return torch.where(whole >= reads.needed, self.page_size, whole)
+
+    def first_unchained(self, page: int) -> int:
+        """Offset of the first slot whose hash does not follow from the one before it; page_size: all do.
+
+        Reads every slot of the page, so it is for pages of which `first_wrong` said that something is: a token that was
+        written in the midst of them ended their whole part behind itself. The page has a first position.
+        """
+        slots = slice(page * self.page_size, (page + 1) * self.page_size)
+        hashes = self.hashes[slots].cpu().numpy().view(np.uint64)
+        before = np.roll(hashes, 1)
+        before[0] = self.heads[page : page + 1].cpu().numpy().view(np.uint64)[0]
+        mixed = canary_chain.mixed(self.tokens[slots].cpu().numpy(), int(self.firsts[page]))
+        wrong = np.flatnonzero(hashes != before * np.uint64(canary_chain.FACTOR) + mixed)
+        return int(wrong[0]) if len(wrong) else self.page_size
 
     def record(
         self, slots: Tensor, *, tokens: Tensor, positions: Tensor, hashes: tuple[Tensor, Tensor], spans: PageSpans

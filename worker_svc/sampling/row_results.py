@@ -13,10 +13,11 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.result import ResultColumns, ResultHiddenStates, ResultLogprobs
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.row_groups import BestLogits, LogprobGroup, SamplingGroup
+from worker_svc.device.host_staging import ToHost, direct_to_host
 from worker_svc.sampling.input_results import InputResults
 from worker_svc.sampling.logprobs import SampledLogprobs, sampled_logprobs
 from worker_svc.sampling.prompt_logprobs import OutputLayer, block_rows, prompt_logprobs
-from worker_svc.sampling.sampler import sample
+from worker_svc.sampling.sampler import best_of_rows, sample
 
 Array = np.ndarray
 
@@ -24,7 +25,8 @@ Array = np.ndarray
 class RowResults:
     """Rows of a plan; those no forward ran stay NONE."""
 
-    def __init__(self, plan: ForwardPlan, *, logits_width: int) -> None:
+    def __init__(self, plan: ForwardPlan, *, logits_width: int, to_host: ToHost = direct_to_host) -> None:
+        self._to_host = to_host
         num_rows = plan.rows.num_rows
         self._plan = plan
         self._statuses = np.full(num_rows, RowStatus.NONE, np.uint8)
@@ -48,7 +50,7 @@ class RowResults:
         best: BestLogits | None = None,
     ) -> None:
         """Sample a forward whose first row is `first_row` of the plan, with the log-probabilities it wants."""
-        sampled = sample(logits, group, best=best)
+        sampled = sample(logits, group, best=best or best_of_rows(logits, self._to_host))
         rows = first_row + group.rows
         self._statuses[rows] = RowStatus.TOKEN
         self._token_ids[rows] = sampled.token_ids

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.batch.row_groups import BestLogits, SamplingGroup
+from worker_svc.device.host_staging import ToHost, direct_to_host
 from worker_svc.sampling.candidates import scaled_row, surviving_ids
 from worker_svc.sampling.philox import GUMBEL_MAX, gumbels, noise_words
 from worker_svc.sampling.ruled_row import ruled_row
@@ -68,15 +69,16 @@ def sample(logits: Tensor, group: SamplingGroup, *, best: BestLogits | None = No
     return SampledRows(token_ids=token_ids.astype(np.int32), finite=finite, has_candidate=has_candidate)
 
 
-def best_of_rows(logits: Tensor) -> BestLogits:
-    """Of [K, logits_width] float32."""
+def best_of_rows(logits: Tensor, to_host: ToHost = direct_to_host) -> BestLogits:
+    """Of [K, logits_width] float32. From a device come the ids and values only, together."""
     places = np.arange(len(logits))
     if logits.device.type == "cpu":
         host = logits.detach().numpy()
         ids = host.argmax(axis=-1)
         return BestLogits(ids=ids, values=host[places, ids], places=places)
     values, device_ids = torch.max(logits, dim=-1)
-    return BestLogits(ids=device_ids.cpu().numpy(), values=values.cpu().numpy(), places=places)
+    ids, best = to_host(device_ids, values)
+    return BestLogits(ids=ids, values=best, places=places)
 
 
 def host_rows(logits: Tensor, rows: Array) -> list[Array]:

@@ -895,7 +895,7 @@ class WorkerLoad(_message.Message):
     padded_tokens: _builtins.int
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphUse]:
-        """Of each phase that ran; their sums are the three counts above."""
+        """Of each phase that ran or has graphs; their sums are the three counts above."""
 
     def __init__(
         self,
@@ -937,11 +937,23 @@ class GraphUse(_message.Message):
     REAL_TOKENS_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     MISSES_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    PLANNED_FIELD_NUMBER: _builtins.int
+    GRAPH_BYTES_FIELD_NUMBER: _builtins.int
+    CAPTURE_MS_FIELD_NUMBER: _builtins.int
     phase: _plan_pb2.GraphPhase.ValueType
     replays: _builtins.int
     real_tokens: _builtins.int
     """Rows (decode) or tokens (prefill) that the replays were asked for, and what they computed beside that."""
     padded_tokens: _builtins.int
+    live: _builtins.int
+    """Graphs that can be replayed now, those that could not be captured, and all that there will be."""
+    dead: _builtins.int
+    planned: _builtins.int
+    graph_bytes: _builtins.int
+    """What the graphs of the phase take, and what capturing them took so far."""
+    capture_ms: _builtins.int
     @_builtins.property
     def misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphMisses]: ...
     def __init__(
@@ -952,10 +964,15 @@ class GraphUse(_message.Message):
         real_tokens: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
         misses: _abc.Iterable[Global___GraphMisses] | None = ...,
+        live: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        planned: _builtins.int = ...,
+        graph_bytes: _builtins.int = ...,
+        capture_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["misses", b"misses", "padded_tokens", b"padded_tokens", "phase", b"phase", "real_tokens", b"real_tokens", "replays", b"replays"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_ms", b"capture_ms", "dead", b"dead", "graph_bytes", b"graph_bytes", "live", b"live", "misses", b"misses", "padded_tokens", b"padded_tokens", "phase", b"phase", "planned", b"planned", "real_tokens", b"real_tokens", "replays", b"replays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,13 +20,15 @@ OF_LIBRARIES = (
     "<frozen runpy>",
 )
 """Files that compile text of their own while the service runs; jinja2's is the model's template, in its process."""
+IS_LOAD = "bench" in sys.orig_argv or "--multiprocessing-fork" in sys.orig_argv
+"""The client's load generator talks to processes of its own by pickle. No service starts processes that way."""
 WATCHED = ("pickle.find_class", "exec", "compile", "marshal.loads", "marshal.load")
 
 
 def place() -> str:
-    """The nearest caller's file; empty while a module is imported."""
-    frame = sys._getframe(2)
-    nearest = frame.f_code.co_filename
+    """The nearest caller's file; empty while a module is imported, and for what the interpreter itself begins with."""
+    frame = sys._getframe(1).f_back
+    nearest = "" if frame is None else frame.f_code.co_filename
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return ""
@@ -51,6 +53,6 @@ def hook(event: str, arguments: tuple) -> None:
     write(f"{event} by {where} {str(arguments)[:120]}")
 
 
-if LOG:
+if LOG and not IS_LOAD:
     write(f"watching {' '.join(sys.orig_argv[1:4])}")
     sys.addaudithook(hook)

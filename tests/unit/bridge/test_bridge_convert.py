@@ -191,10 +191,12 @@ def test_the_load_view_is_sent_whole():
     texts = {"device", "dtype", "numerics", "kernels"}
     values = {name: name if name in texts else index + 1 for index, name in enumerate(names)}
     graphs = (
-        GraphView(phase=GraphPhase.DECODE, replays=5, real_tokens=6, padded_tokens=7),
+        GraphView(phase=GraphPhase.DECODE, replays=5, real_tokens=6, padded_tokens=7, live=8, dead=9, planned=18),
         GraphView(
             phase=GraphPhase.PREFILL,
             padded_tokens=3,
+            graph_bytes=12,
+            capture_ms=13,
             misses=((GraphRefusal.DISABLED, 2), (GraphRefusal.OVER_MAX_TOKENS, 9)),
         ),
     )

@@ -61,6 +61,7 @@ def test_a_bad_value_is_wrong_usage_that_names_it(name: str, capsys) -> None:
     [
         (("--rate", "1", "--concurrency", "1"), "exclude each other"),
         (("--verify", "--prompts", __file__), "--verify needs made-up prompts"),
+        (("--warm-up", "20", "--requests", "20"), "--warm-up 20 leaves nothing of --requests 20"),
     ],
 )
 def test_what_contradicts_itself_is_wrong_usage(arguments: tuple[str, ...], says: str, capsys) -> None:

@@ -8,7 +8,7 @@ import pytest
 from protos.client.embed_messages import EmbedOptions, embed_request
 from protos.client.messages import Chat, GenerateOptions, TokenIds, chunk_from, generation_from
 from protos.client.prompt_messages import HiddenStates
-from protos.client.request_messages import generate_request
+from protos.client.request_messages import generate_once_request, generate_request
 from protos.forwardplane.v1.generate_pb2 import HIDDEN_STATE_SELECTION_FULL, GenerateChunk, Generation
 from protos.wire.errors import InvalidRequest
 
@@ -94,6 +94,17 @@ def test_an_embedding_asks_for_its_prompt_and_nothing_else():
         {"tokens.ids": [1, 2], "cache_salt": "s"},
     ]
     assert (sent.pooling, sent.normalize) == ("mean", False)
+
+
+@pytest.mark.parametrize("prompt", ["a text", Chat.user("a text"), TokenIds((1, 2))])
+@pytest.mark.parametrize(
+    ("request_of", "options"), [(generate_once_request, GenerateOptions()), (embed_request, EmbedOptions())]
+)
+def test_one_prompt_in_place_of_a_list_is_refused(prompt, request_of, options):
+    """Else each character of a text would be a prompt."""
+    with pytest.raises(InvalidRequest, match="must be a list of prompts"):
+        request_of(prompt, options)
+    assert len(request_of([prompt], options).requests) == 1
 
 
 def test_an_option_that_is_not_said_stays_absent():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
 from protos.client.command import app
 from protos.client.serve_command import ServeOptions, ServePorts, service_commands
@@ -65,3 +66,37 @@ def test_choices_of_graphs_reach_every_worker(folder):
         assert {name: worker.arguments[worker.arguments.index(name) + 1] for name in wanted} == wanted
     plain = service_commands(ServeOptions(), folder)[0].arguments
     assert not set(wanted) & set(plain)
+
+
+def test_what_computes_reaches_every_worker(folder):
+    """Each option with another value than its default, so that none is left out."""
+    wanted = {
+        "--kernels": "torch",
+        "--prefill-attention": "torch",
+        "--decode-attention": "native",
+        "--window": "1",
+        "--kv-canary": "count",
+        "--memory-fraction": "0.5",
+    }
+    options = parsed(*(part for pair in wanted.items() for part in pair), "--workers", "2")
+    *workers, _ = service_commands(options, folder)
+    for worker in workers:
+        assert {name: worker.arguments[worker.arguments.index(name) + 1] for name in wanted} == wanted
+    assert not set(wanted) & set(service_commands(ServeOptions(), folder)[0].arguments)
+    with pytest.raises(Exception, match="memory-fraction"):
+        parsed("--memory-fraction", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("record", "/nothing/here.fprec", "in a folder that exists"),
+        ("record", "/tmp", "not a folder"),
+        ("simulated-steps", "/nothing/here.toml", "exist"),
+        ("simulated-steps", "/tmp", "director"),
+        ("resume-key-file", "/nothing/here.key", "exist"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_before_a_process_is_started(name, value, says):
+    with pytest.raises(CycloptsError, match=f"(?s){name}.*{says}"):
+        parsed(f"--{name}", value)

@@ -32,6 +32,11 @@ DECODE = GraphUse(
     real_tokens=15,
     padded_tokens=5,
     misses=((GraphRefusal.NOT_CAPTURED_YET, 1), (GraphRefusal.OVER_MAX_ROWS, 2)),
+    live=2,
+    dead=1,
+    planned=4,
+    graph_bytes=3_200_000,
+    capture_ms=1250,
 )
 PREFILL = GraphUse(phase=GraphPhase.PREFILL, misses=((GraphRefusal.NOT_CAPTURED_YET, 4),))
 LOAD = Load(
@@ -49,14 +54,23 @@ def cells(table):
 def test_a_line_for_each_worker_and_phase_that_ran():
     assert [row[0] for row in cells(worker_table(LOAD))] == ["a", "b"]
     assert cells(graph_table(LOAD)) == [
-        ("a", "decode", "6", "5 (25%) beside 15 real", "3", "over_max_rows 2, not_captured_yet 1"),
-        ("a", "prefill", "0", "", "4", "not_captured_yet 4"),
+        (
+            "a",
+            "decode",
+            "2 of 4, 1 failed; 3.2 MB, 1.2 s",
+            "6",
+            "5 (25%) beside 15 real",
+            "3",
+            "over_max_rows 2, not_captured_yet 1",
+        ),
+        ("a", "prefill", "", "0", "", "4", "not_captured_yet 4"),
     ]
 
 
 def test_the_demo_sums_up_all_workers():
     figures = AnswerFigures(first_token_s=0.1, duration_s=1.0, usage=Usage(3, 0, 10))
     lines = dict(cells(summary(figures, 2.0, LOAD.workers)))
+    assert lines["captured graphs"] == "2 of 4, 1 failed; 3.2 MB, 1.2 s"
     assert lines["graph replays"] == "6"
     assert lines["graph misses"] == "7: not_captured_yet 5, over_max_rows 2"
     assert lines["padded tokens"] == "5 (25%) beside 15 real"
@@ -66,6 +80,7 @@ def test_the_demo_sums_up_all_workers():
 def test_a_server_that_ran_nothing_has_no_padding():
     figures = AnswerFigures(first_token_s=0.1, duration_s=1.0, usage=Usage(3, 0, 10))
     lines = dict(cells(summary(figures, 2.0, (worker("b"),))))
+    assert lines["captured graphs"] == "none"
     assert (lines["graph replays"], lines["graph misses"], lines["padded tokens"]) == ("0", "0", "0")
     assert (
         graph_table(Load(requests_running=0, requests_waiting=0, kv_usage=0.0, workers=(worker("b"),))).row_count == 0

@@ -173,4 +173,5 @@ def test_a_caller_has_one_share_whatever_its_salts_and_its_own_prefixes():
     assert len({a.isolation_domain(""), a.isolation_domain("s"), b.isolation_domain(""), b.isolation_domain("s")}) == 4
     assert a.share_domain != b.share_domain
     assert shared[0].isolation_domain("s") == shared[1].isolation_domain("s")
+    assert CallerIdentity("c", domain="a").isolation_domain("") != a.isolation_domain(""), "a name is not a domain"
     assert ANONYMOUS.share_domain == b""

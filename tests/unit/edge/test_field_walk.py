@@ -18,67 +18,23 @@ from scheduler_svc.edge.validate_request import (
     validate_tokenize,
 )
 from tests.support.edge_harness import tiny_card
-
-WIDTH = 300
-CONTEXT = 100
-NAN, INF = float("nan"), float("inf")
-FLOATS = (0.0, -0.0, -1.0, NAN, INF, -INF, 1e-30, 3e38, -3e38)
-INTEGERS = (
-    0,
-    -1,
-    1,
-    WIDTH - 1,
-    WIDTH,
+from tests.support.request_fields import (
+    BORDERS,
+    BYTES,
+    CAPS,
     CONTEXT,
-    CONTEXT + 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**63 - 1,
-    -(2**63),
-    2**64 - 1,
+    IDS,
+    INF,
+    INTERVALS,
+    NAN,
+    WIDTH,
+    WORDS,
+    Field,
+    fields_of,
+    fill,
+    is_map,
+    with_place,
 )
-KINDS = {
-    FieldDescriptor.CPPTYPE_FLOAT: FLOATS,
-    FieldDescriptor.CPPTYPE_INT32: INTEGERS,
-    FieldDescriptor.CPPTYPE_INT64: INTEGERS,
-    FieldDescriptor.CPPTYPE_UINT32: INTEGERS,
-    FieldDescriptor.CPPTYPE_UINT64: INTEGERS,
-    FieldDescriptor.CPPTYPE_ENUM: INTEGERS,
-    FieldDescriptor.CPPTYPE_BOOL: (False, True),
-    FieldDescriptor.CPPTYPE_STRING: ("", "a", "\0", "é" * 5000),
-}
-
-CAPS = {
-    "chat.messages": 256,
-    "tokens.ids": CONTEXT,
-    "sampling.logit_bias": 300,
-    "sampling.allowed_token_ids": 4096,
-    "sampling.banned_token_ids": 4096,
-    "stop.stop_strings": 32,
-    "stop.stop_token_ids": 64,
-    "choice.texts": 1024,
-    "resume": 16,
-}
-IDS = ("tokens.ids", "sampling.allowed_token_ids", "sampling.banned_token_ids", "stop.stop_token_ids")
-INTERVALS = {
-    "sampling.temperature": (0, 100),
-    "sampling.top_p": (1e-30, 1),
-    "sampling.top_k": (0, WIDTH),
-    "sampling.min_p": (0, 1),
-    "sampling.repetition_penalty": (1e-30, 10),
-    "sampling.frequency_penalty": (-2, 2),
-    "sampling.presence_penalty": (-2, 2),
-    "sampling.seed": (0, 2**64 - 1),
-    "sampling.n": (1, 16),
-    "stop.max_tokens": (1, CONTEXT),
-    "stop.min_tokens": (0, CONTEXT),
-    "logprobs": (0, 20),
-    "prompt_logprobs.top": (0, 20),
-    "prompt_logprobs.start": (0, CONTEXT),
-    "hidden_states": (0, 2),
-    "priority": (-10, 10),
-}
 
 
 def facts() -> ModelFacts:
@@ -86,128 +42,56 @@ def facts() -> ModelFacts:
     return model_facts(tiny_card(2), said, has_chat_template=True)
 
 
-def is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry
+CALLS: dict[str, tuple[Callable[..., None], Callable[[], Message]]] = {
+    "Generate": (validate_generate, lambda: pb.GenerateRequest(text="a")),
+    "Tokenize": (validate_tokenize, lambda: pb.TokenizeRequest(text="a")),
+    "Detokenize": (validate_detokenize, pb.DetokenizeRequest),
+    "Abort": (validate_abort, lambda: pb.AbortRequest(request_id="r")),
+}
+"""What each call with fields of its own is checked by, and a good request."""
+WRAPPED = {"GenerateOnce": {"requests"}, "Embed": {"requests", "pooling", "normalize"}}
+"""Calls that hold requests of `Generate`, and what they have beside them (`test_edge_fields` sends them)."""
+FIELDS = [(call, field) for call, (_, good) in CALLS.items() for field in fields_of(good().DESCRIPTOR)]
+SCALARS = [(call, field) for call, field in FIELDS if not field.is_list]
+LISTS = [(call, field) for call, field in FIELDS if field.is_list]
+TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def leaves(message: Any, path: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
-    for field in message.fields:
-        if field.message_type is None or field.is_repeated:
-            yield path + field.name, field
-        elif not is_map(field):
-            yield from leaves(field.message_type, path + field.name + ".")
+def named(cases: list[Any]) -> list[str]:
+    return [f"{call}-{field.path}" for call, field in cases]
 
 
-FIELDS = dict(leaves(pb.GenerateRequest.DESCRIPTOR))
-SCALARS = {path: field for path, field in FIELDS.items() if not field.is_repeated}
-LISTS = {path: field for path, field in FIELDS.items() if field.is_repeated}
-
-
-def request_with(path: str) -> tuple[pb.GenerateRequest, Message, str]:
-    """A good request, the message in it that holds the field, and the field's own name."""
-    request = pb.GenerateRequest(text="a")
-    *outer, name = path.split(".")
-    holder: Any = request
-    for part in outer:
-        holder = getattr(holder, part)
-        holder.SetInParent()
-    return request, holder, name
-
-
-def refusal(check: Callable[..., None], request: Message) -> CallerError | None:
+def refusal(call: str, request: Message) -> CallerError | None:
     """What is wrong with it; anything but an error of the taxonomy escapes."""
     try:
-        check(request, facts())
+        CALLS[call][0](request, facts())
     except CallerError as error:
         return error
     return None
 
 
 def problem(request: pb.GenerateRequest) -> CallerError | None:
-    return refusal(validate_generate, request)
+    return refusal("Generate", request)
 
 
-def test_the_schema_has_what_this_test_knows_of() -> None:
-    assert set(LISTS) == set(CAPS)
-    numbers = {path for path, field in SCALARS.items() if field.cpp_type not in _WORDS}
-    assert numbers == set(INTERVALS)
+def test_s5_s8_no_call_takes_tensors_files_or_addresses() -> None:
+    """Bytes are tickets, whose layout is fixed; nothing names what the server would have to fetch or read."""
+    methods = pb.DESCRIPTOR.services_by_name["GenerationService"].methods
+    fields = [field for method in methods for field in messages_below(method.input_type)]
+    assert {field.full_name for field in fields if field.type == FieldDescriptor.TYPE_BYTES} == {
+        "forwardplane.v1.ResumedSample.ticket"
+    }
+    words = ("url", "uri", "path", "file", "image", "template", "embeds", "tensor", "shape", "code", "handle")
+    assert len(fields) > 40
+    assert [field.full_name for field in fields if set(field.name.split("_")) & set(words)] == []
 
 
-_WORDS = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_BOOL)
-CASES = [(path, value) for path, field in SCALARS.items() for value in KINDS[field.cpp_type]]
-
-
-@pytest.mark.parametrize(("path", "value"), CASES, ids=[f"{path}-{str(value)[:12]}" for path, value in CASES])
-def test_a_scalar_is_good_or_refused_by_its_name(path: str, value: object) -> None:
-    request, holder, name = request_with(path)
-    try:
-        setattr(holder, name, value)
-    except ValueError:
-        return  # does not fit the wire type: cannot arrive
-    error = problem(request)
-    if path in INTERVALS:
-        low, high = INTERVALS[path]
-        stored = getattr(holder, name)
-        assert (error is None) == (low <= stored <= high), error
-    if error is not None:
-        assert error.field == path
-        assert error.status in ("INVALID_ARGUMENT", "NOT_FOUND")
-
-
-@pytest.mark.parametrize("path", CAPS)
-@pytest.mark.parametrize("beyond", [0, 1])
-def test_a_list_is_good_at_its_cap_and_refused_beyond(path: str, beyond: int) -> None:
-    request, holder, name = request_with(path)
-    count = CAPS[path] + beyond
-    if path == "chat.messages":
-        holder.messages.extend(pb.ChatMessage(role="user", content="a") for _ in range(count))
-    elif path == "sampling.logit_bias":
-        holder.logit_bias.update(dict.fromkeys(range(count), 0.0))
-    elif path in IDS:
-        getattr(holder, name).extend([1] * count)
-    elif path == "resume":
-        holder.resume.extend([pb.ResumedSample(ticket=b"t")] * count)
-    else:
-        getattr(holder, name).extend(["a"] * count)
-    error = problem(request)
-    assert (error is None) == (beyond == 0), error
-    if error is not None:
-        assert error.field == path
-        assert str(CAPS[path]) in error.message
-
-
-@pytest.mark.parametrize("path", IDS)
-@pytest.mark.parametrize(("token_id", "is_good"), [(0, True), (WIDTH - 1, True), (WIDTH, False), (-1, False)])
-def test_an_id_is_below_the_width_of_the_logits(path: str, token_id: int, *, is_good: bool) -> None:
-    request, holder, name = request_with(path)
-    getattr(holder, name).append(token_id)
-    error = problem(request)
-    assert (error is None) == is_good
-    if error is not None:
-        assert error.field == f"{path}[0]"
-
-
-@pytest.mark.parametrize(("token_id", "is_good"), [(0, True), (WIDTH - 1, True), (WIDTH, False), (-1, False)])
-@pytest.mark.parametrize(
-    ("value", "fits"), [(100, True), (-100, True), (100.01, False), (NAN, False), (INF, False), (-INF, False)]
-)
-def test_a_bias_has_known_ids_and_bounded_values(token_id: int, value: float, *, is_good: bool, fits: bool) -> None:
-    request, holder, _ = request_with("sampling.logit_bias")
-    holder.logit_bias[token_id] = value
-    error = problem(request)
-    assert (error is None) == (is_good and fits)
-    if error is not None:
-        assert error.field == f"sampling.logit_bias[{token_id}]"
-
-
-CALLS = {
-    "Tokenize": (pb.TokenizeRequest, validate_tokenize, pb.TokenizeRequest(text="a")),
-    "Detokenize": (pb.DetokenizeRequest, validate_detokenize, pb.DetokenizeRequest()),
-    "Abort": (pb.AbortRequest, validate_abort, pb.AbortRequest(request_id="r")),
-}
-"""Other calls with a request of their own: its class, its check, and a good one."""
-WRAPPED = {"GenerateOnce": {"requests"}, "Embed": {"requests", "pooling", "normalize"}}
-"""Calls that hold requests of `Generate`, and what they have beside them (`test_edge_prompts`)."""
+def messages_below(message: Any, seen: tuple[str, ...] = ()) -> Iterator[FieldDescriptor]:
+    """Every field of a message and of those in it."""
+    for field in message.fields:
+        yield field
+        if field.message_type is not None and field.message_type.full_name not in seen:
+            yield from messages_below(field.message_type, (*seen, message.full_name))
 
 
 def test_every_call_of_the_service_is_checked() -> None:
@@ -217,40 +101,109 @@ def test_every_call_of_the_service_is_checked() -> None:
         if method.name in WRAPPED:
             assert names == WRAPPED[method.name]
         else:
-            assert method.name == "Generate" or method.name in CALLS or not names, method.name
+            assert method.name in CALLS or not names, method.name
 
 
-LISTED = {"chat.messages": 256, "token_ids": 1 << 20}
+def test_what_each_field_may_be_is_known_here() -> None:
+    assert {field.path for _, field in LISTS} == set(CAPS) - {"requests"}
+    kinds = {field.path: field.description.type for _, field in FIELDS if not is_map(field.description)}
+    numbers = {path for path, kind in kinds.items() if kind not in (*TEXTS, FieldDescriptor.TYPE_BOOL, _MESSAGE)} - set(
+        IDS
+    )
+    assert numbers == set(INTERVALS)
+    texts = {path for path, kind in kinds.items() if kind in TEXTS}
+    assert texts == {*BYTES, *WORDS} - {"pooling"}
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_the_fields_of_other_calls_are_good_or_refused_by_their_names(call: str) -> None:
-    kind, check, good = CALLS[call]
-    check(good, facts())
-    for path, field in leaves(kind.DESCRIPTOR):
-        if field.is_repeated:
-            assert path in LISTED, path
-            continue
-        for value in KINDS[field.cpp_type]:
-            error = refusal(check, kind(**{path: value}))
-            assert error is None or error.field == path
+_MESSAGE = FieldDescriptor.TYPE_MESSAGE
+
+
+@pytest.mark.parametrize(("call", "field"), SCALARS, ids=named(SCALARS))
+def test_s3_a_scalar_is_good_or_refused_by_its_name(call: str, field: Field) -> None:
+    for value in BORDERS[field.description.type]:
+        request = CALLS[call][1]()
+        holder, name = with_place(request, field)
+        try:
+            setattr(holder, name, value)
+        except ValueError:
+            continue  # does not fit the wire type: cannot arrive
+        error = refusal(call, request)
+        if field.path in INTERVALS:
+            low, high = INTERVALS[field.path]
+            assert (error is None) == (low <= getattr(holder, name) <= high), (value, error)
+        if field.path in WORDS:
+            assert (error is None) == (value in WORDS[field.path])
+        if error is not None:
+            assert error.field == field.place, (value, error)
+            assert error.status == ("NOT_FOUND" if field.path == "model" else "INVALID_ARGUMENT")
+
+
+@pytest.mark.parametrize(("call", "field"), LISTS, ids=named(LISTS))
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_s3_a_list_is_good_at_its_cap_and_refused_beyond(call: str, field: Field, beyond: int) -> None:
+    request = CALLS[call][1]()
+    holder, name = with_place(request, field)
+    fill(holder, name, field, CAPS[field.path] + beyond)
+    error = refusal(call, request)
+    assert (error is None) == (beyond == 0), error
+    if error is not None:
+        assert error.field == field.place
+        assert str(CAPS[field.path]) in error.message
+
+
+SIZED = [(call, field) for call, field in FIELDS if field.path in BYTES]
+
+
+@pytest.mark.parametrize(("call", "field"), SIZED, ids=named(SIZED))
+def test_a_text_is_good_at_its_cap_in_bytes_and_refused_beyond(call: str, field: Field) -> None:
+    least, most = BYTES[field.path]
+    for size in {0, least, most, most + 1}:
+        text = (
+            b"x" * size
+            if field.description.type == FieldDescriptor.TYPE_BYTES
+            else "é" * (size // 2) + "x" * (size % 2)
+        )
+        request = CALLS[call][1]()
+        holder, name = with_place(request, field)
+        if field.is_list:
+            getattr(holder, name).append(text)
+        else:
+            setattr(holder, name, text)
+        error = refusal(call, request)
+        assert (error is None) == (least <= size <= most), (size, error)
+        if error is not None:
+            assert error.field in (f"{field.place}[0]" if field.is_list else field.place, "chat")
+
+
+ID_LISTS = [(call, field) for call, field in LISTS if field.path in IDS]
+
+
+@pytest.mark.parametrize(("call", "field"), ID_LISTS, ids=named(ID_LISTS))
+@pytest.mark.parametrize(("token_id", "is_good"), [(0, True), (WIDTH - 1, True), (WIDTH, False), (-1, False)])
+def test_s4_an_id_is_below_the_width_of_the_logits(call: str, field: Field, token_id: int, *, is_good: bool) -> None:
+    request = CALLS[call][1]()
+    holder, name = with_place(request, field)
+    try:
+        getattr(holder, name).extend([1, token_id])
+    except ValueError:
+        return  # cannot arrive
+    error = refusal(call, request)
+    assert (error is None) == is_good
+    if error is not None:
+        assert error.field == f"{field.place}[1]"
 
 
 @pytest.mark.parametrize(("token_id", "is_good"), [(0, True), (WIDTH - 1, True), (WIDTH, False), (-1, False)])
-def test_an_id_to_be_made_text_is_below_the_width_of_the_logits(token_id: int, *, is_good: bool) -> None:
-    error = refusal(validate_detokenize, pb.DetokenizeRequest(token_ids=[5, token_id]))
-    assert (error and error.field) == (None if is_good else "token_ids[1]")
-
-
-@pytest.mark.parametrize("beyond", [0, 1])
-def test_lists_of_other_calls_are_good_at_their_cap_and_refused_beyond(beyond: int) -> None:
-    turns = [pb.ChatMessage(role="user", content="a")] * (LISTED["chat.messages"] + beyond)
-    for request, check, path in (
-        (pb.TokenizeRequest(chat=pb.ChatPrompt(messages=turns)), validate_tokenize, "chat.messages"),
-        (pb.DetokenizeRequest(token_ids=[1] * (LISTED["token_ids"] + beyond)), validate_detokenize, "token_ids"),
-    ):
-        error = refusal(check, request)
-        assert (error and error.field) == (path if beyond else None)
+@pytest.mark.parametrize(
+    ("value", "fits"), [(100, True), (-100, True), (100.01, False), (NAN, False), (INF, False), (-INF, False)]
+)
+def test_a_bias_has_known_ids_and_bounded_values(token_id: int, value: float, *, is_good: bool, fits: bool) -> None:
+    request = pb.GenerateRequest(text="a")
+    request.sampling.logit_bias[token_id] = value
+    error = problem(request)
+    assert (error is None) == (is_good and fits)
+    if error is not None:
+        assert error.field == f"sampling.logit_bias[{token_id}]"
 
 
 GRAMMARS = {"json_schema": "{}", "regex": "a", "ebnf": 'start: "a"', "choice": pb.ChoiceList(texts=["a"])}

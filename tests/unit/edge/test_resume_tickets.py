@@ -34,7 +34,7 @@ def test_a_ticket_says_what_was_sealed_and_any_known_key_opens_it() -> None:
     assert desk(OLD).open(sealed, DIGEST) == desk(NEW, OLD).open(sealed, DIGEST) == TICKET
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_s2_every_flipped_bit_is_refused() -> None:
     sealed = desk(OLD).seal(TICKET, DIGEST)
     for place in range(len(sealed)):
         torn = sealed[:place] + bytes([sealed[place] ^ (1 << place % 8)]) + sealed[place + 1 :]
@@ -48,7 +48,7 @@ def test_what_is_no_ticket_is_refused(torn: bytes) -> None:
         desk(OLD).open(torn, DIGEST)
 
 
-def test_an_unknown_key_another_request_and_age_are_refused() -> None:
+def test_s2_an_unknown_key_another_request_and_age_are_refused() -> None:
     sealed = desk(OLD).seal(TICKET, DIGEST)
     for opening, of_request in ((desk(NEW), DIGEST), (desk(OLD), bytes(31) + b"\1"), (desk(OLD, now=1100.5), DIGEST)):
         with pytest.raises(TicketRefused):

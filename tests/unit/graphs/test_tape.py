@@ -1,6 +1,7 @@
 """The CPU's tape keeps the contract of device graphs."""
 
 import gc
+import mmap
 import weakref
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker_svc.device import tape_arena
 from worker_svc.device.device_graph import CaptureError
 from worker_svc.device.tape import Tape, TapeDevice
 
@@ -81,6 +83,52 @@ def test_smaller_shapes_live_in_the_memory_of_the_largest() -> None:
         captured(device, SmallModel(num_rows=num_rows))
     assert alone > 1 << 20
     assert device.pool_bytes() < 1.3 * alone
+
+
+def test_a_shape_with_one_large_block_lives_where_shapes_with_many_small_ones_did() -> None:
+    """As the logits of a decode graph beside the layers of a prefill graph."""
+
+    def layers() -> tuple[Tensor, ...]:
+        kept = [torch.ones(64, 1024) + layer for layer in range(8)]
+        return (torch.cat(kept).sum(),)
+
+    def logits() -> tuple[Tensor, ...]:
+        return (torch.ones(64, 12 * 1024).sum(),)
+
+    alone = []
+    for work in (layers, logits):
+        device = TapeDevice()
+        captured(device, work)
+        alone.append(device.pool_bytes())
+    device = TapeDevice()
+    captured(device, layers)
+    captured(device, logits)
+    assert device.pool_bytes() < 1.3 * max(alone)
+
+
+def test_where_the_system_counts_addresses_fewer_are_reserved_and_too_large_a_graph_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, asked = tape_arena.mmap.mmap, []
+
+    def limited(fileno: int, length: int, **options: int) -> mmap.mmap:
+        asked.append(length)
+        if length > 1 << 26:
+            raise OSError("Cannot allocate memory")
+        return real(fileno, length, **options)
+
+    monkeypatch.setattr(tape_arena.mmap, "mmap", limited)
+    device, values = TapeDevice(), torch.ones(4)
+    tape, (doubled,) = captured(device, lambda: (values * 2,))
+    assert asked[-1] == 1 << 26
+    with pytest.raises(CaptureError, match="67108864 bytes of addresses"):
+        captured(device, lambda: (torch.zeros(1 << 25),))
+    values.fill_(3)
+    tape.replay()
+    assert doubled.tolist() == [6.0] * 4
+    monkeypatch.setattr(tape_arena, "_LEAST_RESERVED_BYTES", 1 << 27)
+    with pytest.raises(CaptureError, match="reserves no addresses"):
+        captured(TapeDevice(), lambda: (torch.ones(1),))
 
 
 def bytes_made_by(work: Callable[[], object]) -> int:

@@ -59,6 +59,14 @@ def test_a_new_stream_has_a_higher_number_and_carries_what_has_no_result():
     assert seqs(term.opened(3, 0.3)) == [2, 3]
 
 
+def test_the_time_this_process_stood_still_is_none_in_which_a_stream_may_be_opened_again():
+    term = exchange(plans=1)
+    assert term.broke(LOST, 0.2) is None
+    term.forgive(7.2, stalled_s=6.5)
+    assert term.broke(LOST, 8.6) is None
+    assert term.broke(LOST, 8.8) is LOST
+
+
 @pytest.mark.parametrize("expected_seq", [1, 5])
 def test_a_worker_that_lost_or_invented_plans_ends_the_term(expected_seq):
     term = exchange(plans=3)

@@ -1,13 +1,17 @@
 """Small random models of every family, from folders of a model hub, against what transformers computes for them."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from protos.client.fetch_model import prepare_folder
 from tests.support.forwards import ForwardDriver
 from tests.support.golden import GOLDEN
 from tests.support.hub_folders import hub_folder
-from tests.support.hub_models import CASES, IDS, PROMPT, config_of
+from tests.support.hub_models import CASES, IDS, PROMPT, config_of, make_tensors, safetensors_bytes, write_hub
+from tests.support.tiny_tokenizer import byte_level_tokenizer, write_tokenizer
 
 TOLERANCE = 1e-4
 WINDOWED = [case for case in CASES if "gemma3" in case or "window" in case]
@@ -70,3 +74,19 @@ def test_nothing_outside_a_window_reaches_an_output(tmp_path, case, numerics):
     clean = driver.all_logits(PROMPT, [33, 20, 1])
     driver.poison(float("nan"))
     assert torch.equal(driver.all_logits(PROMPT, [33, 20, 1]), clean)
+
+
+def test_weights_in_several_files_are_the_same_model(tmp_path):
+    case = "qwen3, biases, windows by layer"
+    tensors = make_tensors(config_of(case))
+    source = write_hub(tmp_path / "parts", config_of(case), tensors)
+    (source / "model.safetensors").unlink()
+    weight_map = {name: f"model-{index % 3}-of-3.safetensors" for index, name in enumerate(sorted(tensors))}
+    for file in set(weight_map.values()):
+        part = {name: tensors[name] for name, holder in weight_map.items() if holder == file}
+        (source / file).write_bytes(safetensors_bytes(part))
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_tokenizer(source, byte_level_tokenizer())
+    parts, whole = prepare_folder(source, cache=tmp_path / "cache"), hub_folder(tmp_path, case)
+    logits = [ForwardDriver(folder, num_pages=40).all_logits(PROMPT, [len(PROMPT)]) for folder in (parts, whole)]
+    assert torch.equal(*logits)

@@ -40,6 +40,13 @@ def test_too_many_fields_at_any_depth(data, is_too_much):
     assert SCAN.is_too_much(data) is is_too_much
 
 
+@pytest.mark.parametrize("end", [b"\x0a", b"\x0a\xff", b"\xff" * 11, b"\x0f"])
+def test_a_bad_end_hides_no_fields_in_front_of_it(end):
+    """The parser has made them all when it comes to the bad end."""
+    assert SCAN.is_too_much(chats(MAX_MESSAGE_FIELDS) + end)
+    assert not SCAN.is_too_much(chats(MAX_MESSAGE_FIELDS // 4) + end)
+
+
 @settings(max_examples=60)
 @given(st.binary(min_size=1, max_size=40))
 def test_any_bytes_are_walked_to_an_end(block):

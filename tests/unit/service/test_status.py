@@ -122,6 +122,12 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
         (UNAVAILABLE, "DNS resolution failed for h:1", errors.NoServer, "no server answers at h:1"),
         (UNAVAILABLE, "Socket closed", errors.ConnectionLost, "the connection to h:1 was lost"),
         (
+            grpc.StatusCode.INTERNAL,
+            "Internal error from Core",
+            errors.ConnectionLost,
+            "the connection to h:1 was lost",
+        ),
+        (
             EXHAUSTED,
             "Received message larger",
             errors.MessageTooLarge,
@@ -142,7 +148,6 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             "h:1 did not answer within the call's deadline",
         ),
         (grpc.StatusCode.INTERNAL, "", errors.InternalFault, "h:1 answered INTERNAL"),
-        (grpc.StatusCode.INTERNAL, "Internal error from Core", errors.ConnectionLost, "the connection to h:1 was lost"),
         (grpc.StatusCode.PERMISSION_DENIED, "no", errors.PermissionDenied, "no"),
         (grpc.StatusCode.UNAUTHENTICATED, "no", errors.Unauthenticated, "no"),
     ],

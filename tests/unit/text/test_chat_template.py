@@ -23,7 +23,7 @@ def template(source: str, **options: float) -> ChatTemplate:
     return ChatTemplate(source, special_tokens={"bos_token": "<s>"}, **options)
 
 
-async def test_a_template_that_runs_away_is_killed_and_the_next_call_works() -> None:
+async def test_s7_a_template_that_runs_away_is_killed_and_the_next_call_works() -> None:
     children_before = len(psutil.Process().children(recursive=True))
     chat = template(RUNAWAY, render_timeout_s=0.3)
     try:

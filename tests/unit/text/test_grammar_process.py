@@ -187,6 +187,7 @@ def test_what_the_library_quotes_is_left_out():
     assert library_message(told) == 'error: it is "..."'
     assert library_message('expected "se') == 'expected "..."'
     assert library_message("") == "it cannot be used"
+    assert library_message("NoExtensionBias") == "no text matches it"
     assert len(library_message("x" * 900)) == 200
 
 

@@ -92,7 +92,7 @@ def test_each_feature_alone_is_the_oracles(name):
     assert run(spec).output(1) == expected(spec)
 
 
-def test_every_pair_of_features_as_neighbours_equals_the_solo_runs():
+def test_s12_every_pair_of_features_as_neighbours_equals_the_solo_runs():
     solo = {name: outcome(run(spec_of(name, 1)), 1) for name in FEATURES}
     twins = {name: outcome(run(spec_of(name, 1, prompt_seed=1)), 1) for name in FEATURES}
     for first, second in combinations_with_replacement(FEATURES, 2):
@@ -102,7 +102,7 @@ def test_every_pair_of_features_as_neighbours_equals_the_solo_runs():
 
 
 @pytest.mark.parametrize("budget", [16, 2048])
-def test_all_features_at_once_equal_the_solo_runs(budget):
+def test_s12_all_features_at_once_equal_the_solo_runs(budget):
     harness = run(*[spec_of(name, place) for place, name in enumerate(FEATURES, start=1)], budget_tokens=budget)
     for place, name in enumerate(FEATURES, start=1):
         assert harness.output(place) == expected(spec_of(name, place)), name
