@@ -18,6 +18,7 @@ STRIKES = {
         Strike.VANISH,
         Strike.SCHEDULER,
         Strike.POISON,
+        Strike.ROLLING,
     ],
     "links": [Strike.STALL, Strike.RESET, Strike.CORRUPT, Strike.HALF_OPEN],
 }

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.simulation.workers import SimWorker
 
 DEADLINE_SLACK_S = 0.5
+LEAST_STRIKES = 3
 
 
 class Caller:
@@ -50,6 +51,7 @@ class Caller:
         self.end: RequestFinished | RequestRefused | DeadlinePassed | None = None
         self.is_cancelled = False
         self.bad_rows = 0
+        self.strikes = 0
         self.was_alone = False
 
 
@@ -117,15 +119,18 @@ class Checker:
         require(is_caused(), "I2 an error without cause", reason=reason, message=event.error.message)
 
     def _is_bad_luck(self, caller: Caller) -> bool:
-        """A request that poisons nobody was alone on a worker that died of something else: rare, and counted."""
+        """Three workers died of something else, of which a request that poisons nobody had one alone: counted."""
         self.counts["suspected without guilt"] += 1
-        return caller.was_alone
+        return caller.was_alone and caller.strikes >= LEAST_STRIKES
 
-    def died_alone_with(self, epoch: int, handle: int) -> None:
-        """A worker is lost that had rows of that request only."""
-        stream = self.stream_of.get((epoch, handle))
-        if stream is not None:
-            self.callers[stream].was_alone = True
+    def died_with(self, epoch: int, handles: set[int]) -> None:
+        """A worker is lost that had rows of those requests."""
+        for handle in handles:
+            stream = self.stream_of.get((epoch, handle))
+            if stream is not None:
+                caller = self.callers[stream]
+                caller.strikes += 1
+                caller.was_alone |= len(handles) == 1
 
     # --- plans
 

@@ -166,10 +166,9 @@ class TermWitness:
         """Since the last result that counted."""
 
     @property
-    def alone(self) -> int | None:
-        """The only request that has rows out; None if several have, or none."""
-        handles = {handle for handles in self.rows_out.values() for handle in handles}
-        return handles.pop() if len(handles) == 1 else None
+    def handles(self) -> set[int]:
+        """The requests that have rows out."""
+        return {handle for handles in self.rows_out.values() for handle in handles}
 
     def answered(self, seq: int) -> None:
         self._breaks = 0
@@ -348,17 +347,15 @@ class SimLink:
         if self._was_opened:
             died = is_death(reason)
             if died:
-                self._note_who_was_alone()
+                self._note_the_dead()
             self._scheduler.post(WorkerLost(self.worker, died=died))
         if isinstance(reason, StaleEpoch) and reason.highest_epoch > self._scheduler.epoch:
             self._scheduler.fence()
             return
         self._scheduler.after(0.1, self.attach)
 
-    def _note_who_was_alone(self) -> None:
-        handle = self._witness.alone
-        if handle is not None:
-            self._world.checker.died_alone_with(self._scheduler.epoch, handle)
+    def _note_the_dead(self) -> None:
+        self._world.checker.died_with(self._scheduler.epoch, self._witness.handles)
 
     def hang_up(self) -> None:
         """The process is gone."""
@@ -375,7 +372,7 @@ class SimLink:
     def send(self, plan: ForwardPlan) -> None:
         self._witness.rows_out[plan.identity.seq] = plan.rows.handles.tolist()
         if self.exchange is None:
-            self._note_who_was_alone()
+            self._note_the_dead()
             return  # the core is being told that the worker is lost
         message = self.exchange.send(plan, self._scheduler.time.now)
         self._transmit(message)
@@ -385,7 +382,9 @@ class SimLink:
             return
         fate = self._world.message_fate(self.worker)
         if fate == "torn":
-            self._write(replace(message, crc32=message.crc32 ^ 1))
+            at = self._world.network.random.randrange(len(message.body))
+            wrong = bytes([message.body[at] ^ 0x04])
+            self._write(replace(message, body=message.body[:at] + wrong + message.body[at + 1 :]))
             return
         if fate == "lost":
             return

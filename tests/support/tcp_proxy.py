@@ -41,11 +41,19 @@ class TcpProxy:
         self._target_port = target_port
         self._open: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._abort()
+        while self._open:
+            await asyncio.sleep(STEP_S)
 
     def reset(self) -> None:
         """Break every connection. From any thread."""
@@ -69,6 +77,7 @@ class TcpProxy:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pumps:
             pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
         for end in ends:
             end.transport.abort()
         self._open -= ends
@@ -101,13 +110,17 @@ def proxied(target_ports: list[int]) -> Iterator[list[TcpProxy]]:
         for proxy in proxies:
             await proxy.start()
 
+    async def stop_all() -> None:
+        for proxy in proxies:
+            await proxy.stop()
+
     thread = threading.Thread(target=loop.run_forever, name="proxies", daemon=True)
     thread.start()
     asyncio.run_coroutine_threadsafe(start_all(), loop).result(timeout=10)
     try:
         yield proxies
     finally:
-        for proxy in proxies:
-            proxy.reset()
+        asyncio.run_coroutine_threadsafe(stop_all(), loop).result(timeout=10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=10)
+        loop.close()
