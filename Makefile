@@ -89,8 +89,8 @@ wheels: setup-dev  ## both distributions, in dist/
 test-wheels: setup-dev  ## builds both distributions, installs them into an empty environment, serves from there
 	$(BIN)/python -m pytest -m slow tests/deploy
 
-gpu: setup-dev  ## tests that need a CUDA device and flashinfer-python
-	$(BIN)/python -m pytest -m gpu tests
+gpu: setup-dev  ## tests and figures of a CUDA device (with flashinfer-python); without one each is skipped by name
+	$(BIN)/python -m pytest -m gpu -vv -rs -s tests
 
 bench: setup-dev model  ## figures of tests/bench
 	$(BIN)/python -m pytest -m bench -s tests/bench

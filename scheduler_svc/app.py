@@ -66,7 +66,7 @@ async def run_core(config: SchedulerConfig) -> int:
     folder = read_model_folder(config.model.folder)
     card = folder.card
     metrics_server = MetricsServer()
-    metrics = create_metrics(metrics_server.registry)
+    metrics = create_metrics(metrics_server.registry, config.observability.buckets())
     metrics.describe(model=card.name, architecture=card.architecture, weights=card.weights_fingerprint)
     tracing = open_tracing(config.observability.traces(), service="forwardplane-scheduler")
     traces = RequestTraces(metrics.requests.queue_seconds, tracing, plan_ratio=config.observability.trace_plan_ratio)

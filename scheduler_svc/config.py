@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
+from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable, chosen_buckets
 from protos.service.model_files import DEFAULT_MODEL_CACHE
 from protos.service.security_config import TlsConfig, host_of, is_loopback
 from protos.service.tracing import TraceSettings
@@ -326,6 +327,22 @@ class ObservabilityConfig(ConfigGroup):
     trace_plan_ratio: float = Field(
         default=0.01, ge=0, le=1, description="Share of a traced request's plans that have a span, on workers too."
     )
+
+    histogram_buckets: str = Field(
+        default="",
+        description="NAME=LIMIT,LIMIT;NAME=LIMIT: buckets in place of the usual, by a histogram's name without "
+        "forwardplane_scheduler_.",
+    )
+
+    @field_validator("histogram_buckets")
+    @classmethod
+    def _check_buckets(cls, value: str) -> str:
+        chosen_buckets(value, SCHEDULER_HISTOGRAMS)
+        return value
+
+    def buckets(self) -> BucketTable:
+        """Of every histogram."""
+        return chosen_buckets(self.histogram_buckets, SCHEDULER_HISTOGRAMS)
 
     def traces(self) -> TraceSettings:
         """Where traces go, and of which calls."""

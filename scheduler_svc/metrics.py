@@ -9,14 +9,7 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from protos.service.metrics import (
-    DEVIATION_RATIO_BUCKETS,
-    GRAMMAR_SECONDS_BUCKETS,
-    PLAN_BYTES_BUCKETS,
-    PLAN_SECONDS_BUCKETS,
-    QUEUE_SECONDS_BUCKETS,
-    ROWS_BUCKETS,
-)
+from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable
 from protos.wire.enums import FinishReason, WorkerState
 
 PREFIX = "forwardplane_scheduler_"
@@ -173,21 +166,31 @@ class LinkMetrics:
         self.workers.attach_refusals.labels(self.worker, reason).inc()
 
 
-def create_metrics(registry: CollectorRegistry) -> CoreMetrics:
+@dataclass(frozen=True, slots=True)
+class _Histograms:
+    registry: CollectorRegistry
+    buckets: BucketTable
+
+    def __call__(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(PREFIX + name, text, labels, buckets=self.buckets[name], registry=self.registry)
+
+
+def create_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER_HISTOGRAMS) -> CoreMetrics:
     """All metrics of the core process, registered."""
+    histogram = _Histograms(registry, buckets)
     return CoreMetrics(
-        requests=_request_metrics(registry),
-        step=_step_metrics(registry),
+        requests=_request_metrics(registry, histogram),
+        step=_step_metrics(registry, histogram),
         cache=_cache_metrics(registry),
-        grammar=_grammar_metrics(registry),
-        plans=_plan_metrics(registry),
+        grammar=_grammar_metrics(histogram),
+        plans=_plan_metrics(registry, histogram),
         workers=_worker_metrics(registry),
         build=Info(PREFIX + "build", "Version of this process.", registry=registry),
         model=Info(PREFIX + "model", "Model that this scheduler serves.", registry=registry),
     )
 
 
-def _request_metrics(registry: CollectorRegistry) -> RequestMetrics:
+def _request_metrics(registry: CollectorRegistry, histogram: _Histograms) -> RequestMetrics:
     finished = Counter(PREFIX + "requests_finished", "Requests that ended, by reason.", ["reason"], registry=registry)
     for reason in FinishReason:
         finished.labels(reason.name.lower())
@@ -211,28 +214,18 @@ def _request_metrics(registry: CollectorRegistry) -> RequestMetrics:
         output_tokens=Counter(PREFIX + "output_tokens", "Output tokens released.", registry=registry),
         retractions=Counter(PREFIX + "retractions", "Requests retracted to give their pages back.", registry=registry),
         migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", registry=registry),
-        queue_seconds=Histogram(
-            PREFIX + "queue_seconds",
-            "From a request's arrival in the core to its first plan.",
-            buckets=QUEUE_SECONDS_BUCKETS,
-            registry=registry,
-        ),
+        queue_seconds=histogram("queue_seconds", "From a request's arrival in the core to its first plan."),
     )
 
 
-def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
-    seconds = PLAN_SECONDS_BUCKETS
+def _step_metrics(registry: CollectorRegistry, histogram: _Histograms) -> StepMetrics:
     return StepMetrics(
-        build_seconds=Histogram(
-            PREFIX + "step_build_seconds", "Time of one core step.", buckets=seconds, registry=registry
-        ),
-        loop_lag_seconds=Histogram(
-            PREFIX + "loop_lag_seconds", "From an event's arrival to its core step.", buckets=seconds, registry=registry
-        ),
+        build_seconds=histogram("step_build_seconds", "Time of one core step."),
+        loop_lag_seconds=histogram("loop_lag_seconds", "From an event's arrival to its core step."),
         scheduled_tokens=Counter(
             PREFIX + "scheduled_tokens", "Tokens planned; a row of one token is decode.", ["phase"], registry=registry
         ),
-        batch_rows=Histogram(PREFIX + "batch_rows", "Rows of a plan.", buckets=ROWS_BUCKETS, registry=registry),
+        batch_rows=histogram("batch_rows", "Rows of a plan."),
         kv_pages=Gauge(PREFIX + "kv_pages", "Usable KV pages of attached workers.", registry=registry),
         kv_pages_used=Gauge(PREFIX + "kv_pages_used", "KV pages that requests hold.", registry=registry),
         kv_pages_cached=Gauge(
@@ -247,12 +240,10 @@ def _step_metrics(registry: CollectorRegistry) -> StepMetrics:
             ["worker"],
             registry=registry,
         ),
-        prediction_ratio=Histogram(
-            PREFIX + "step_prediction_ratio",
+        prediction_ratio=histogram(
+            "step_prediction_ratio",
             "Measured device time of a plan over what was predicted when it was sent.",
-            ["worker"],
-            buckets=DEVIATION_RATIO_BUCKETS,
-            registry=registry,
+            "worker",
         ),
         invariant_checks=_invariant_checks(registry),
         kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
@@ -278,43 +269,24 @@ def _cache_metrics(registry: CollectorRegistry) -> CacheMetrics:
     )
 
 
-def _grammar_metrics(registry: CollectorRegistry) -> GrammarMetrics:
+def _grammar_metrics(histogram: _Histograms) -> GrammarMetrics:
     return GrammarMetrics(
-        compile_seconds=Histogram(
-            PREFIX + "grammar_compile_seconds",
-            "Time in which a grammar process compiled a grammar that it did not know.",
-            buckets=GRAMMAR_SECONDS_BUCKETS,
-            registry=registry,
+        compile_seconds=histogram(
+            "grammar_compile_seconds", "Time in which a grammar process compiled a grammar that it did not know."
         ),
-        mask_seconds=Histogram(
-            PREFIX + "grammar_mask_seconds",
-            "From the core's question for a mask to its answer, waiting and compiling included.",
-            buckets=GRAMMAR_SECONDS_BUCKETS,
-            registry=registry,
+        mask_seconds=histogram(
+            "grammar_mask_seconds", "From the core's question for a mask to its answer, waiting and compiling included."
         ),
     )
 
 
-def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
-    seconds = PLAN_SECONDS_BUCKETS
+def _plan_metrics(registry: CollectorRegistry, histogram: _Histograms) -> PlanMetrics:
     worker = ["worker"]
     return PlanMetrics(
-        encode_seconds=Histogram(
-            PREFIX + "plan_encode_seconds", "Time to encode one plan.", buckets=seconds, registry=registry
-        ),
-        plan_bytes=Histogram(
-            PREFIX + "plan_bytes", "Size of a plan.", ["encoding"], buckets=PLAN_BYTES_BUCKETS, registry=registry
-        ),
-        rtt_seconds=Histogram(
-            PREFIX + "plan_rtt_seconds", "From a plan's send to its result.", worker, buckets=seconds, registry=registry
-        ),
-        overhead_seconds=Histogram(
-            PREFIX + "plan_overhead_seconds",
-            "Round trip less the worker's own time.",
-            worker,
-            buckets=seconds,
-            registry=registry,
-        ),
+        encode_seconds=histogram("plan_encode_seconds", "Time to encode one plan."),
+        plan_bytes=histogram("plan_bytes", "Size of a plan.", "encoding"),
+        rtt_seconds=histogram("plan_rtt_seconds", "From a plan's send to its result.", "worker"),
+        overhead_seconds=histogram("plan_overhead_seconds", "Round trip less the worker's own time.", "worker"),
         in_flight=Gauge(PREFIX + "plans_in_flight", "Plans without a result.", worker, registry=registry),
         nacks=Counter(PREFIX + "plan_nacks", "Plans a worker did not run, by answer.", ["reason"], registry=registry),
         resends=Counter(PREFIX + "plan_resends", "Plans sent once more under their seq.", registry=registry),

@@ -11,14 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 from protos.client.fetch_model import fetch_model
-from protos.client.serve_command import SimulatedOptions
 from protos.client.simulated_model import SIMULATED_MODEL
 from tests.fuzz.__main__ import fuzz_borders
 from tests.fuzz.targets import TARGETS
 from tests.simulation.__main__ import seconds
 from tests.simulation.campaign import CampaignReport, run_until
-from tests.support.fault_cycles import CycleReport, FaultCycles, Strike
-from tests.support.served import served
+from tests.support.fault_cycles import ON_LINKS, ON_PROCESSES, CycleReport, FaultCycles
+from tests.support.struck_group import struck_group
 
 SIMULATION_SHARE = 0.6
 CYCLE_SHARE = 0.3
@@ -48,9 +47,13 @@ def strike_processes(budget_s: float, first_seed: int) -> bool:
 
 
 def _round(cache: Path, seed: int) -> CycleReport:
-    simulated = SimulatedOptions(simulated_step_ms=5.0)
-    with served(device="simulated", workers=WORKERS, model_cache=cache, simulated=simulated, numerics="fast") as server:
-        return asyncio.run(FaultCycles(server, workers=WORKERS, seed=seed).run(list(Strike)))
+    """Every kind of fault once, on two groups: links through proxies hide whether anybody listens."""
+    report = CycleReport()
+    for strikes, has_proxies in ((ON_PROCESSES, False), (ON_LINKS, True)):
+        with struck_group(workers=WORKERS, cache=cache, has_proxies=has_proxies) as group:
+            cycles = FaultCycles(group.server, workers=WORKERS, seed=seed, proxies=group.proxies)
+            report.add(asyncio.run(cycles.run(list(strikes))))
+    return report
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from protos.service.config import ConfigGroup, UserPath
+from protos.service.histogram_buckets import WORKER_HISTOGRAMS, BucketTable, chosen_buckets
 from protos.service.logs import LEVELS
 from protos.service.security_config import TlsConfig, is_loopback
 from protos.service.tracing import TraceSettings
@@ -270,6 +271,22 @@ class ObservabilityConfig(ConfigGroup):
         description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
         "Default: no traces.",
     )
+
+    histogram_buckets: str = Field(
+        default="",
+        description="NAME=LIMIT,LIMIT;NAME=LIMIT: buckets in place of the usual, by a histogram's name without "
+        "forwardplane_worker_.",
+    )
+
+    @field_validator("histogram_buckets")
+    @classmethod
+    def _check_buckets(cls, value: str) -> str:
+        chosen_buckets(value, WORKER_HISTOGRAMS)
+        return value
+
+    def buckets(self) -> BucketTable:
+        """Of every histogram."""
+        return chosen_buckets(self.histogram_buckets, WORKER_HISTOGRAMS)
 
     def traces(self) -> TraceSettings:
         """Where traces go. Of which plans, the scheduler decides."""

@@ -12,12 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos.service.metrics import (
-    FORWARD_SECONDS_BUCKETS,
-    FORWARD_TOKENS_BUCKETS,
-    PLAN_SECONDS_BUCKETS,
-    ROWS_BUCKETS,
-)
+from protos.service.histogram_buckets import WORKER_HISTOGRAMS, BucketTable
 from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
 from worker_svc.executor import CaptureProgress
 
@@ -192,38 +187,37 @@ class _Captures(Collector):
         return (captured, memory, failed, seconds, live)
 
 
-def create_metrics(registry: CollectorRegistry) -> WorkerMetrics:
+def create_metrics(registry: CollectorRegistry, buckets: BucketTable = WORKER_HISTOGRAMS) -> WorkerMetrics:
     """All metrics of the worker process, registered."""
+    histogram = _Histograms(registry, buckets)
     return WorkerMetrics(
-        plans=_plan_metrics(registry),
-        graphs=_graph_metrics(registry),
+        plans=_plan_metrics(registry, histogram),
+        graphs=_graph_metrics(registry, histogram),
         process=_process_metrics(registry),
         registry=registry,
     )
 
 
-def _plan_metrics(registry: CollectorRegistry) -> PlanMetrics:
-    counter, histogram = _Counters(registry), _Histograms(registry)
+def _plan_metrics(registry: CollectorRegistry, histogram: "_Histograms") -> PlanMetrics:
+    counter = _Counters(registry)
     return PlanMetrics(
         plans=counter("plans", "Plans by what became of them.", "outcome"),
         forwards=counter("forwards", "Forwards; a plan holds one or more.", "mode"),
-        forward_seconds=histogram("forward_seconds", "Time of one forward.", FORWARD_SECONDS_BUCKETS, "mode"),
-        sample_seconds=histogram("sample_seconds", "Time sampling took in one plan.", PLAN_SECONDS_BUCKETS),
-        parse_seconds=histogram("plan_parse_seconds", "Time to decode and validate a plan.", PLAN_SECONDS_BUCKETS),
-        batch_rows=histogram("batch_rows", "Rows of a plan.", ROWS_BUCKETS),
+        forward_seconds=histogram("forward_seconds", "Time of one forward.", "mode"),
+        sample_seconds=histogram("sample_seconds", "Time sampling took in one plan."),
+        parse_seconds=histogram("plan_parse_seconds", "Time to decode and validate a plan."),
+        batch_rows=histogram("batch_rows", "Rows of a plan."),
     )
 
 
-def _graph_metrics(registry: CollectorRegistry) -> GraphMetrics:
-    counter, histogram = _Counters(registry), _Histograms(registry)
+def _graph_metrics(registry: CollectorRegistry, histogram: "_Histograms") -> GraphMetrics:
+    counter = _Counters(registry)
     return GraphMetrics(
         replays=counter("graph_replays", "Forwards that replayed a captured graph.", *_BUCKET),
         misses=counter("graph_misses", "Forwards that ran eagerly, by the reason.", "phase", "reason"),
         padded_tokens=counter("graph_padded_tokens", "Padding units of replayed buckets.", *_BUCKET),
         real_tokens=counter("graph_real_tokens", "Real units of replayed buckets.", *_BUCKET),
-        forward_tokens=histogram(
-            "forward_tokens", "Rows of decode forwards, tokens of others.", FORWARD_TOKENS_BUCKETS, "phase"
-        ),
+        forward_tokens=histogram("forward_tokens", "Rows of decode forwards, tokens of others.", "phase"),
     )
 
 
@@ -253,6 +247,7 @@ class _Counters:
 @dataclass(frozen=True, slots=True)
 class _Histograms:
     registry: CollectorRegistry
+    buckets: BucketTable
 
-    def __call__(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(PREFIX + name, text, labels, buckets=buckets, registry=self.registry)
+    def __call__(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(PREFIX + name, text, labels, buckets=self.buckets[name], registry=self.registry)

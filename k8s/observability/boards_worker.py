@@ -1,7 +1,7 @@
 """The dashboards of the plan path, of graphs, of workers and of a rollout."""
 
 from k8s.observability.dashboard import Board, Drawing, Panel, Query, Row, Unit
-from k8s.observability.queries import linked, mean, one, quantiles, rate, scheduler, total, worker
+from k8s.observability.queries import gained, linked, mean, one, quantiles, rate, scheduler, total, worker
 
 _MODEL = 'name=~"$model"'
 _HITS = rate(worker("graph_replays_total"), "phase")
@@ -138,8 +138,47 @@ GRAPHS = Board(
                 ),
             ),
         ),
+        Row(
+            title="Capture",
+            panels=(
+                Panel(
+                    title="Capture progress",
+                    help="Share of the buckets whose graphs are live; what failed stays below 1.",
+                    queries=one(f"avg by (phase) ({worker('graph_bucket_live')})", "{{phase}}"),
+                    unit=Unit.SHARE,
+                ),
+                Panel(
+                    title="Captured graphs and failures",
+                    help="Graphs that can be replayed, and captures that failed in the last day.",
+                    queries=(
+                        Query(expr=total(worker("captured_graphs"), "phase"), legend="{{phase}}"),
+                        Query(expr=gained(worker("failed_captures_total"), "phase"), legend="{{phase}} failed"),
+                    ),
+                ),
+                Panel(
+                    title="Graph memory",
+                    help="Memory that captured graphs take.",
+                    queries=one(total(worker("graph_memory_bytes"), "instance, phase"), "{{instance}} {{phase}}"),
+                    unit=Unit.BYTES,
+                ),
+                Panel(
+                    title="Time spent on captures",
+                    help="Share of a worker's time that captures take, beside serving.",
+                    queries=one(rate(worker("capture_seconds_total"), "instance"), "{{instance}}"),
+                    unit=Unit.SHARE,
+                    width=12,
+                ),
+                Panel(
+                    title="Sizes of forwards",
+                    help="Mean of decode forwards' rows and other forwards' tokens, what buckets are chosen from.",
+                    queries=one(mean("forward_tokens", "phase", of="worker"), "{{phase}}"),
+                    width=12,
+                ),
+            ),
+        ),
     ),
 )
+
 
 WORKERS = Board(
     slug="workers",

@@ -33,6 +33,11 @@ def rate(series: str, by: str = "") -> str:
     return f"{summed_by(by)}(rate({series}[{_WINDOW}]))"
 
 
+def gained(series: str, by: str = "", *, window: str = "1d") -> str:
+    """What a counter gained over the window, summed."""
+    return f"{summed_by(by)}(increase({series}[{window}]))"
+
+
 def total(series: str, by: str = "") -> str:
     """A gauge, summed."""
     return f"{summed_by(by)}({series})"

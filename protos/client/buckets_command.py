@@ -66,6 +66,8 @@ def buckets_advise(options: AdviceOptions, console: Console) -> int:
     advices = advise(forwards, now=now, limits=limits, max_graphs=max_graphs)
     if observed.note:
         console.print(observed.note, style="yellow", highlight=False, markup=False)
+    if what == "default":
+        console.print("no graphs are captured there now: default is what would be", style="yellow", highlight=False)
     console.print(advice_table(advices, what=what))
     console.print(_conclusion(advices), highlight=False, soft_wrap=True)
     for advice in advices:

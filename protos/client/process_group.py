@@ -55,10 +55,12 @@ class ProcessGroup:
     """Owns the children from start to stop. Not thread-safe; used by one command."""
 
     stop_timeout_s: float = 40.0
+    max_restarts: int = MAX_RESTARTS
+    """Within `RESTART_WINDOW_S`."""
     notice: Callable[[str], None] = field(default=lambda _: None)
     """Told what happens to children, in short sentences."""
     _children: list[_Child] = field(default_factory=list)
-    _restarts: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
+    _restarts: deque[float] = field(default_factory=deque)
     _group: int = 0
 
     def start(self, commands: Sequence[ServiceCommand]) -> None:
@@ -149,9 +151,10 @@ class ProcessGroup:
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
-        is_too_often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_WINDOW_S
+        while self._restarts and now - self._restarts[0] >= RESTART_WINDOW_S:
+            self._restarts.popleft()
         self._restarts.append(now)
-        return not is_too_often
+        return len(self._restarts) <= self.max_restarts
 
 
 def _ended(name: str, code: int) -> EngineError:

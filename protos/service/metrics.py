@@ -1,4 +1,4 @@
-"""Exposition of one process's metrics over HTTP, the bucket sets of all histograms, and the rules for names.
+"""Exposition of one process's metrics over HTTP, and the rules for names.
 
 Declares no metric: each service has its own `metrics.py`. Guards: a process exports one registry of its own.
 """
@@ -18,35 +18,6 @@ from prometheus_client import (
 )
 
 from protos.service.server import listen_error
-
-FIRST_TOKEN_SECONDS_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
-    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-TOKEN_SECONDS_BUCKETS = (
-    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
-    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-)
-REQUEST_SECONDS_BUCKETS = (
-    *(0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0),
-    *(15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
-)
-QUEUE_SECONDS_BUCKETS = (*(0.001 * 2**power for power in range(16)), 60.0)
-PLAN_SECONDS_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
-FORWARD_SECONDS_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-PLAN_BYTES_BUCKETS = tuple(256 * 4**power for power in range(9))
-GRAMMAR_SECONDS_BUCKETS = (
-    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1),
-    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-)
-DEVIATION_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
-ROWS_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-FORWARD_TOKENS_BUCKETS = (
-    *(*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *range(72, 257, 8), *range(272, 513, 16)),
-    *(*range(544, 1025, 32), *range(1088, 2049, 64), *range(2304, 8193, 256), 65536),
-)
-"""Fine enough to choose graph buckets from: one in sixteen at most, and every default bucket is a limit."""
-TOKENS_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 _STANDARD_PREFIXES = ("process_", "python_")
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")

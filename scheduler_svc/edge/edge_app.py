@@ -35,7 +35,14 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     link = CoreLink(bridge, text.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
     tracing = open_tracing(config.observability.traces(), service="forwardplane-edge")
-    parts = EdgeParts.joined(link, text, metrics_server.registry, rights=caller_rights(config), tracing=tracing)
+    parts = EdgeParts.joined(
+        link,
+        text,
+        metrics_server.registry,
+        buckets=config.observability.buckets(),
+        rights=caller_rights(config),
+        tracing=tracing,
+    )
     doors = door_parts(config, edge_index, parts)
     lifecycle = Lifecycle()
     lifecycle.add(_metrics_part(metrics_server, config, edge_index))

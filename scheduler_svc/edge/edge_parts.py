@@ -5,6 +5,7 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry
 
+from protos.service.histogram_buckets import BucketTable
 from protos.service.tracing import Tracing
 from scheduler_svc.edge.admission import Admission
 from scheduler_svc.edge.call_traces import CallTraces
@@ -37,6 +38,7 @@ class EdgeParts:
         text: EdgeText,
         registry: CollectorRegistry,
         *,
+        buckets: BucketTable,
         rights: CallerRights,
         tracing: Tracing | None = None,
     ) -> "EdgeParts":
@@ -46,10 +48,11 @@ class EdgeParts:
             link: to the core.
             text: the text side.
             registry: takes the metrics.
+            buckets: of their histograms.
             rights: of callers.
             tracing: of the calls; None: off.
         """
-        metrics = create_edge_metrics(registry)
+        metrics = create_edge_metrics(registry, buckets)
         return cls(
             link=link,
             admission=Admission(

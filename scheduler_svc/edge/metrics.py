@@ -9,12 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protos.service.metrics import (
-    FIRST_TOKEN_SECONDS_BUCKETS,
-    REQUEST_SECONDS_BUCKETS,
-    TOKEN_SECONDS_BUCKETS,
-    TOKENS_BUCKETS,
-)
+from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable
 from protos.wire.errors import EngineError
 
 PREFIX = "forwardplane_scheduler_"
@@ -91,11 +86,11 @@ def counting_rejections(metrics: EdgeMetrics) -> Iterator[None]:
         raise
 
 
-def create_edge_metrics(registry: CollectorRegistry) -> EdgeMetrics:
+def create_edge_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER_HISTOGRAMS) -> EdgeMetrics:
     """All metrics of an edge process, registered."""
 
-    def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, help_text, buckets=buckets, registry=registry)
+    def histogram(name: str, help_text: str) -> Histogram:
+        return Histogram(PREFIX + name, help_text, buckets=buckets[name], registry=registry)
 
     return EdgeMetrics(
         requests=Counter(
@@ -112,18 +107,10 @@ def create_edge_metrics(registry: CollectorRegistry) -> EdgeMetrics:
         caller_held_bytes=Gauge(
             PREFIX + "caller_held_request_bytes", "The same of the caller with the most.", registry=registry
         ),
-        first_token_seconds=histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first chunk.", FIRST_TOKEN_SECONDS_BUCKETS
-        ),
-        inter_token_seconds=histogram(
-            "inter_token_latency_seconds", "Between two chunks of a stream, by token.", TOKEN_SECONDS_BUCKETS
-        ),
-        output_token_seconds=histogram(
-            "time_per_output_token_seconds", "Mean of one request behind its first chunk.", TOKEN_SECONDS_BUCKETS
-        ),
-        duration_seconds=histogram(
-            "request_duration_seconds", "From a generation call's arrival to its end.", REQUEST_SECONDS_BUCKETS
-        ),
-        prompt_tokens=histogram("request_prompt_tokens", "Prompt tokens of admitted requests.", TOKENS_BUCKETS),
-        output_tokens=histogram("request_output_tokens", "Output tokens of ended requests.", TOKENS_BUCKETS),
+        first_token_seconds=histogram("time_to_first_token_seconds", "From a request's arrival to its first chunk."),
+        inter_token_seconds=histogram("inter_token_latency_seconds", "Between two chunks of a stream, by token."),
+        output_token_seconds=histogram("time_per_output_token_seconds", "Mean of one request behind its first chunk."),
+        duration_seconds=histogram("request_duration_seconds", "From a generation call's arrival to its end."),
+        prompt_tokens=histogram("request_prompt_tokens", "Prompt tokens of admitted requests."),
+        output_tokens=histogram("request_output_tokens", "Output tokens of ended requests."),
     )

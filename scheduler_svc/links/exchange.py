@@ -86,7 +86,9 @@ class PlanExchange:
             raise SyncError(message, field="expected_seq")
         if self._reopen_until is not None:
             self._reopen_until = None
-            self.liveness.stream_reopened(now)
+            if expected_seq == first:
+                # Otherwise the worker has the oldest plan: a device that hangs gains no time from a new stream.
+                self.liveness.stream_reopened(now)
         return self._unanswered.all_again()
 
     def broke(self, error: EngineError, now: float) -> EngineError | None:

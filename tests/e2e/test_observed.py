@@ -27,6 +27,7 @@ LIMIT_S = 60.0
 EMPTY = {
     *("Refusals by reason", "What requests wait for", "Grammar processes", "Losses and refused attaches"),
     *("Plans not run, by answer", "Replays by bucket", "Padding share by bucket", "Padded and real tokens"),
+    *("Capture progress", "Captured graphs and failures", "Graph memory", "Time spent on captures"),
 }
 
 

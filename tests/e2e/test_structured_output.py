@@ -29,7 +29,7 @@ AS_JSON = GenerateOptions(max_tokens=64, temperature=0.8, seed=3, json_schema=js
 
 @pytest.fixture(scope="module")
 def server():
-    with served(workers=1) as running:
+    with served(numerics="fast") as running:
         yield running
 
 

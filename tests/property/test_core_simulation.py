@@ -279,14 +279,22 @@ def test_the_same_events_give_the_same_plans_byte_for_byte(seed):
     sizes=st.lists(st.tuples(st.integers(1, 17), st.integers(1, 17)), min_size=1, max_size=8),
     at_capacity=st.lists(st.sampled_from([-1, 0, 1]), max_size=3),
     shares=st.booleans(),
+    windowed=st.none() | st.integers(1, 12),
 )
-def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, at_capacity, shares):
+def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, at_capacity, shares, windowed):
+    """One request can hold all that is reported as capacity, of which the scarcer sub-pool decides."""
     page_size = 2
-    capacity = usable * page_size
-    sizes = sizes + [(max(1, capacity // 2), capacity - max(1, capacity // 2) + off) for off in at_capacity]
     info = small_info(num_pages=usable + 1, page_size=page_size, window=window)
+    if windowed is not None:
+        hybrid = window_sub_pool(num_pages=windowed + 1, page_size=page_size, window_tokens=3)
+        features = info.features | {Feature.WINDOW_SUB_POOL}
+        info = replace(info, sub_pools=(*info.sub_pools, hybrid), features=features)
     harness = CoreHarness(CoreSettings(budget_tokens=budget))
     harness.attach(info=info)
+    capacity = harness.state.workers["w0"].memory.capacity_tokens
+    assert capacity <= usable * page_size
+    assert windowed is not None or capacity == usable * page_size
+    sizes = sizes + [(max(1, capacity // 2), capacity - max(1, capacity // 2) + off) for off in at_capacity]
 
     book = [(7 * position) % 97 for position in range(64)]
     specs = [

@@ -32,6 +32,7 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import RequestFinished, RequestRefused, RequestSpec, TokensReleased
 from tests.support.core_harness import NEVER, oracle
+from tests.support.stream_check import StreamCheck, require
 from worker_svc.protocol.messages import AttachCall, Fence
 
 if TYPE_CHECKING:
@@ -40,25 +41,16 @@ if TYPE_CHECKING:
 DEADLINE_SLACK_S = 0.5
 
 
-class Breach(AssertionError):
-    """An invariant does not hold."""
-
-
-def require(holds: object, rule: str, **facts: object) -> None:
-    if not holds:
-        raise Breach(f"{rule}: {facts}")
-
-
 class Caller:
     """One caller's request, over the lives of schedulers."""
 
     def __init__(self, spec: RequestSpec, expected: list[int]) -> None:
         self.spec = spec
-        self.expected = expected
-        self.tokens: list[int] = []
+        self.stream = StreamCheck(expected)
         self.end: RequestFinished | RequestRefused | DeadlinePassed | None = None
         self.is_cancelled = False
         self.bad_rows = 0
+        self.was_alone = False
 
 
 class Checker:
@@ -88,11 +80,7 @@ class Checker:
     def delivered(self, event: TokensReleased) -> None:
         caller = self.callers[event.stream.stream_id]
         require(caller.end is None, "I1 a token after the end", stream=event.stream)
-        position = event.first_pos
-        require(position == len(caller.tokens), "I1 positions", stream=event.stream, position=position)
-        caller.tokens.extend(event.token_ids)
-        whole = caller.expected
-        require(caller.tokens == whole[: len(caller.tokens)], "I3 tokens", stream=event.stream, position=position)
+        caller.stream.take(event.first_pos, event.token_ids)
         self.counts["tokens"] += len(event.token_ids)
 
     def ended(self, event: RequestFinished | RequestRefused, now: float) -> None:
@@ -110,7 +98,7 @@ class Checker:
         elif event.reason is FinishReason.ABORT:
             require(caller.is_cancelled, "I2 an abort nobody asked for", stream=event.stream)
         else:
-            require(caller.tokens == caller.expected, "I3 all tokens", stream=event.stream)
+            caller.stream.end()
 
     def gave_up(self, caller: Caller) -> None:
         """The caller's deadline passed while no scheduler had its request."""
@@ -123,15 +111,21 @@ class Checker:
         stream = event.stream.stream_id
         is_caused = {
             "DATA_FAULT": lambda: caller.bad_rows >= 2,
-            "SUSPECTED_POISON": lambda: stream in self.poison or self._is_bad_luck(),
+            "SUSPECTED_POISON": lambda: stream in self.poison or self._is_bad_luck(caller),
             "QUEUE_FULL": lambda: caller.spec.deadline_s < NEVER,
         }.get(reason, lambda: False)
         require(is_caused(), "I2 an error without cause", reason=reason, message=event.error.message)
 
-    def _is_bad_luck(self) -> bool:
-        """A request that poisons nobody was alone on three workers that died of something else: rare, and counted."""
+    def _is_bad_luck(self, caller: Caller) -> bool:
+        """A request that poisons nobody was alone on a worker that died of something else: rare, and counted."""
         self.counts["suspected without guilt"] += 1
-        return self.counts["worker deaths"] >= 3
+        return caller.was_alone
+
+    def died_alone_with(self, epoch: int, handle: int) -> None:
+        """A worker is lost that had rows of that request only."""
+        stream = self.stream_of.get((epoch, handle))
+        if stream is not None:
+            self.callers[stream].was_alone = True
 
     # --- plans
 
@@ -155,6 +149,14 @@ class Checker:
                 mine = set(pages[first : last + 1])
                 require(not mine & written, "I7 two rows write one page", pages=mine & written)
                 written |= mine
+
+    def apart(self, plan: ForwardPlan, struck: set[int], *, in_flight: int) -> None:
+        """A plan went out; `struck` are the handles whose workers died, `in_flight` counts this plan."""
+        handles = set(plan.rows.handles.tolist())
+        if handles & struck:
+            self.counts["struck plans"] += 1
+            require(len(handles) == 1, "I2 a struck request in company", handles=handles)
+            require(in_flight == 1, "I2 a struck request beside others", handles=handles, in_flight=in_flight)
 
     def executed(self, worker: "SimWorker", plan: ForwardPlan) -> None:
         """A worker's device begins a plan."""

@@ -31,6 +31,7 @@ class Fault(StrEnum):
     BREAK = "break"
     SICK = "sick"
     SLOW_REPORTS = "slow reports"
+    CORRUPT = "corrupt"
 
 
 _MAIN = {
@@ -39,7 +40,7 @@ _MAIN = {
     Profile.FAILOVER: (Fault.FAILOVER, Fault.ZOMBIE, Fault.ZOMBIE, Fault.BREAK),
     Profile.MEMORY: (Fault.CRASH, Fault.BREAK),
     Profile.PARTITION: (Fault.CUT, Fault.CUT_ONE_WAY, Fault.BREAK),
-    Profile.MESSAGES: (Fault.BREAK, Fault.BREAK, Fault.BREAK),
+    Profile.MESSAGES: (Fault.BREAK, Fault.BREAK, Fault.CORRUPT),
     Profile.NUMBERS: (Fault.SICK, Fault.SICK, Fault.BREAK),
 }
 
@@ -52,6 +53,8 @@ class FaultMix:
     kinds: tuple[Fault, ...]
     pause_s: tuple[float, float]
     """Between two faults."""
+    asks_s: tuple[float, float]
+    """Between two arrivals: where they are rare, workers are idle when something happens."""
     message_rates: dict[str, float]
     slow_share: float
     has_poison: bool
@@ -67,6 +70,7 @@ def draw(source: random.Random) -> FaultMix:
         profile=profile,
         kinds=tuple(kinds),
         pause_s=source.choice([(0.2, 1.0), (0.5, 3.0)]),
+        asks_s=source.choice([(0.1, 0.8), (0.1, 0.8), (0.8, 3.0)]),
         message_rates=rates,
         slow_share=source.choice([0, 0.01, 0.1]),
         has_poison=source.random() < 0.15,

@@ -1,32 +1,29 @@
 """One run: topology, workload and faults drawn from one seed; first with faults, then until everything has ended."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from protos.wire.enums import Feature, FinishReason, WorkerState
+from protos.wire.enums import FinishReason, WorkerState
 from protos.wire.errors import Loading
 from protos.wire.plan import ForwardPlan
-from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import (
-    Grammar,
     RequestCancelled,
     RequestFinished,
     RequestRefused,
     RequestSubmitted,
-    Sampling,
     StreamAnswer,
     TokensReleased,
 )
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.links.link_messages import Report
-from tests.simulation.checker import Caller, Checker, require
-from tests.simulation.faults import Fault, Profile, draw
+from tests.simulation.checker import Caller, Checker
+from tests.simulation.faults import Fault, draw
 from tests.simulation.schedulers import SimScheduler
 from tests.simulation.virtual import Network, VirtualTime
 from tests.simulation.workers import DeviceHabits, SimWorker
-from tests.support.core_harness import NEVER, make_spec, small_info
-from tests.support.plans import CORE_FEATURES
+from tests.simulation.workload import draw_info, draw_request
+from tests.support.stream_check import require
 
 SAFETY_S = 10.0
 LIVENESS_S = 30.0
@@ -35,7 +32,13 @@ CALM_S = 4.0
 REPORT_S = 0.25
 ANSWER_S = 0.003
 """From a core to its callers."""
-CAPACITY_TOKENS = 36
+PLAN_BUDGET_S = 2.5
+NOTICED_S = 3.1
+"""A worker that stands still is given up by then; a report on its way may move that."""
+LATE_REPORT_S = 1.3
+NOTICED_SLACK_S = 0.5
+STANDSTILLS = (Fault.PAUSE, Fault.HANG, Fault.CUT, Fault.CUT_ONE_WAY, Fault.ZOMBIE, Fault.CORRUPT)
+"""After which a worker, or how a scheduler sees it, may stand still."""
 
 
 class Life:
@@ -46,11 +49,12 @@ class Life:
         self.mix = draw(self.random)
         self.time = VirtualTime()
         self.network = Network(self.time, self.random, slow_share=self.mix.slow_share)
-        self.info = self._draw_info()
+        self.info = draw_info(self.random, self.mix.profile)
         self.checker = Checker(self.info)
         self.checker.stream_of = {}
         self.is_calm = False
         self._slow_reports_until = 0.0
+        self._corrupt_until: dict[str, float] = {}
         self._incarnations = 0
         self._names = [f"w{index}" for index in range(self.random.choice([1, 2, 2, 3]))]
         self._workers: dict[str, SimWorker] = {}
@@ -68,6 +72,11 @@ class Life:
     @property
     def loses_messages(self) -> bool:
         return self.mix.message_rates["lost"] > 0
+
+    @property
+    def may_stand_still(self) -> bool:
+        """Whether anything happened for which a living worker may be given up."""
+        return self.loses_messages or any(self.checker.counts[f"fault {kind}"] for kind in STANDSTILLS)
 
     @property
     def scheduler(self) -> SimScheduler:
@@ -89,23 +98,10 @@ class Life:
 
     # --- topology
 
-    def _draw_info(self) -> WorkerInfo:
-        tight = self.mix.profile is Profile.MEMORY
-        page_size = self.random.choice([2, 4])
-        tokens = self.random.choice([CAPACITY_TOKENS, 48]) if tight else 200
-        features = CORE_FEATURES | ({Feature.DELTAS} if self.random.random() < 0.5 else set())
-        return small_info(
-            num_pages=1 + tokens // page_size,
-            page_size=page_size,
-            window=self.random.choice([1, 2, 2, 3]),
-            max_rows=self.random.choice([2, 64]),
-            features=features,
-        )
-
     def _start_worker(self, name: str) -> None:
         self._incarnations += 1
         info = replace(self.info, incarnation=self._incarnations.to_bytes(16, "little"))
-        habits = DeviceHabits(dies_at=self._is_poisoned)
+        habits = DeviceHabits(dies_at=self._is_poisoned, watchdog_s=PLAN_BUDGET_S + self.random.choice([0.0, 3.0]))
         worker = SimWorker(self.time, info, name=name, source=self.random, checker=self.checker, habits=habits)
         worker.on_death.append(lambda: self._worker_died(name))
         self._workers[name] = worker
@@ -113,7 +109,8 @@ class Life:
 
     def _worker_died(self, name: str) -> None:
         self.checker.counts["worker deaths"] += 1
-        self.time.after(self.random.uniform(0.2, 1.5), lambda: self._start_worker(name))
+        pause_s = self.random.choice([self.random.uniform(0.005, 0.08), self.random.uniform(0.2, 1.5)])
+        self.time.after(pause_s, lambda: self._start_worker(name))
 
     def _report(self, worker: SimWorker) -> None:
         if not worker.is_alive:
@@ -131,7 +128,10 @@ class Life:
 
     def _start_scheduler(self) -> None:
         self._epoch += 1
-        settings = CoreSettings(budget_tokens=self.random.choice([4, 8, 32]), plan_budget_ms=2500, row_retries=10_000)
+        budget_tokens = self.random.choice([4, 8, 32])
+        settings = CoreSettings(
+            budget_tokens=budget_tokens, plan_budget_ms=int(1000 * PLAN_BUDGET_S), row_retries=10_000
+        )
         self.schedulers.append(SimScheduler(self.time, self, epoch=self._epoch, settings=settings))
 
     # --- callers
@@ -145,25 +145,10 @@ class Life:
             return
         for _ in range(self.random.choice([1, 1, 2, 4])):
             self._ask()
-        self.time.after(self.random.uniform(0.1, 0.8), self._ask_more)
+        self.time.after(self.random.uniform(*self.mix.asks_s), self._ask_more)
 
     def _ask(self) -> None:
-        total = self.random.randint(3, CAPACITY_TOKENS - 2)
-        prompt = self.random.randint(1, total - 1)
-        book = self.random.choice([7, 11])
-        ids = [(book * position) % 97 for position in range(prompt)]
-        if self.random.random() < 0.5:
-            ids[-1] = self.random.randrange(97)
-        spec = make_spec(
-            self._next_stream,
-            prompt=ids,
-            max_tokens=min(total - prompt, 20),
-            sampling=self._draw_sampling(),
-            grammar=Grammar("regex", "a" * self.random.randint(1, 3)) if self.random.random() < 0.15 else None,
-            stop_token_ids=frozenset(self.random.sample(range(97), self.random.choice([0, 4]))),
-            isolation_domain=self.random.choice([b"", b"", b"other"]),
-            deadline_s=self.time.now + self.random.uniform(0.5, 6.0) if self.random.random() < 0.1 else NEVER,
-        )
+        spec = draw_request(self.random, self._next_stream, now=self.time.now)
         if self.mix.has_poison and not self.checker.poison and self.random.random() < 0.2:
             self.checker.poison.add(self._next_stream)
         self._next_stream += 1
@@ -172,22 +157,14 @@ class Life:
         if self.random.random() < 0.1:
             self.time.after(self.random.uniform(0.0, 1.0), lambda: self._cancel(caller))
 
-    def _draw_sampling(self) -> Sampling:
-        if self.random.random() < 0.5:
-            return Sampling()
-        penalties = {"repetition_penalty": 1.5, "frequency_penalty": 0.5} if self.random.random() < 0.3 else {}
-        return Sampling(
-            temperature=0.5, seed=self.random.getrandbits(64), sample_index=self.random.choice([0, 0, 3]), **penalties
-        )
-
     def _submit(self, caller: Caller) -> None:
         """Ask the scheduler of the day, with what is there already."""
         spec = caller.spec
         if self.time.now > spec.deadline_s:
             self.checker.gave_up(caller)
             return
-        scheduler, submitted = self.scheduler, RequestSubmitted(spec, tuple(caller.tokens))
-        self.checker.counts["resumed"] += bool(caller.tokens)
+        scheduler, submitted = self.scheduler, RequestSubmitted(spec, tuple(caller.stream.tokens))
+        self.checker.counts["resumed"] += bool(caller.stream.tokens)
         scheduler.after(0.0, lambda: scheduler.post(submitted))
 
     def _ask_again(self, caller: Caller, refused_by: SimScheduler) -> None:
@@ -242,9 +219,11 @@ class Life:
 
     # --- faults
 
-    def message_fate(self) -> str:
+    def message_fate(self, worker: str) -> str:
         if self.is_calm:
             return "good"
+        if self._corrupt_until.get(worker, 0.0) > self.time.now:
+            return "torn"
         for fate, rate in self.mix.message_rates.items():
             if rate and self.random.random() < rate:
                 self.checker.counts[f"message {fate}"] += 1
@@ -268,9 +247,9 @@ class Life:
             case Fault.CRASH:
                 worker.die()
             case Fault.PAUSE:
-                worker.pause(self.random.choice([0.3, 1.5, 4.0]))
+                self._pause(worker)
             case Fault.HANG:
-                worker.habits.hangs = True
+                worker.habits.hangs = lambda: self._hung(worker)
             case Fault.DRAIN:
                 worker.do(worker.drain)
                 worker.after(self.random.uniform(0.0, 1.0), worker.stop)
@@ -279,6 +258,28 @@ class Life:
                 worker.after(self.random.uniform(0.05, 0.5), lambda: self._cure(worker))
             case _:
                 pass
+
+    def _expect_given_up(self, worker: SimWorker, *, after_s: float, is_still: Callable[[], bool]) -> None:
+        """Its scheduler must leave the term that it has now, if the worker is still as it is."""
+        scheduler = self.scheduler
+        exchange = scheduler.links[worker.name].exchange
+
+        def look() -> None:
+            is_watched = scheduler is self.scheduler and scheduler.is_alive and not scheduler.was_paused
+            if is_watched and worker.is_alive and is_still():
+                kept = exchange is not None and scheduler.links[worker.name].exchange is exchange
+                require(not kept, "I2 who stands still is given up", worker=worker.name, after_s=after_s)
+                self.checker.counts["given up in time"] += exchange is not None
+
+        self.time.after(after_s + LATE_REPORT_S, look)
+
+    def _pause(self, worker: SimWorker) -> None:
+        worker.pause(self.random.choice([0.3, 1.5, 5.0]))
+        begun = self.time.now
+        self._expect_given_up(worker, after_s=NOTICED_S, is_still=lambda: worker.is_paused_since(begun))
+
+    def _hung(self, worker: SimWorker) -> None:
+        self._expect_given_up(worker, after_s=PLAN_BUDGET_S + NOTICED_SLACK_S, is_still=lambda: True)
 
     def _cure(self, worker: SimWorker) -> None:
         worker.habits.is_sick = False
@@ -296,6 +297,8 @@ class Life:
                 self.scheduler.links[name].break_stream()
             case Fault.SLOW_REPORTS:
                 self._slow_reports_until = self.time.now + 2 * seconds
+            case Fault.CORRUPT:
+                self._corrupt_until[name] = self.time.now + seconds
             case _:
                 pass
 
@@ -305,6 +308,11 @@ class Life:
             old.kill()
         elif self.random.random() < 0.5:
             old.pause(self.random.choice([0.05, 0.5, 3.0]))
+        elif self.random.random() < 0.5:
+            # It hears of nothing until its network heals, and then goes on as before.
+            for name in self._names:
+                self.network.cut(old.name, name, seconds := self.random.choice([0.5, 1.5]))
+                self.network.cut(name, old.name, seconds)
         self._fail_over()
 
     # --- the end
@@ -314,7 +322,7 @@ class Life:
         self._slow_reports_until = 0.0
         self.network.heal()
         for worker in self._workers.values():
-            worker.habits.is_sick = worker.habits.hangs = False
+            worker.habits.is_sick, worker.habits.hangs = False, None
 
     def _all_serve(self) -> bool:
         return all(link.is_serving for link in self.scheduler.links.values())

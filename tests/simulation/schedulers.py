@@ -33,13 +33,14 @@ from scheduler_svc.core.events import (
 from scheduler_svc.core.scheduler import step, wake_at
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState, check_invariants
-from scheduler_svc.links.exchange import PlanExchange, is_death
+from scheduler_svc.links.exchange import MAX_FRUITLESS_STREAMS, PlanExchange, is_death
 from scheduler_svc.links.link_messages import EncodedPlan, FullPlanNeeded, LinkNack, PlansMissing, Report, Term
 from scheduler_svc.links.liveness import Liveness, LivenessLimits
-from tests.simulation.checker import Checker, require
+from tests.simulation.checker import Checker
 from tests.simulation.virtual import Connection, Network, Process, VirtualTime
 from tests.simulation.workers import SimWorker, StreamEnds
 from tests.support.core_harness import mask_answer
+from tests.support.stream_check import require
 from worker_svc.protocol.messages import (
     AttachCall,
     DrainAnswer,
@@ -54,6 +55,8 @@ from worker_svc.protocol.messages import (
 
 LIMITS = LivenessLimits(report_late_s=1.0, report_lost_s=2.75, plan_timeout_s=10.0)
 REOPEN_S = 2.0
+LATE_COPY_S = 0.02
+"""Results of plans that were sent after the first copy are few enough to leave that plan's result in the cache."""
 MASK_S = 0.004
 """What a grammar's answer takes."""
 _LEGAL_ENDS = (ConnectionLost, DataFault, Draining, NoServer, StaleEpoch, UnavailableError, WrongIncarnation)
@@ -74,7 +77,12 @@ class World(Protocol):
         """Within streams, which no network does: then a plan that is missing twice ends the term."""
         ...
 
-    def message_fate(self) -> str:
+    @property
+    def may_stand_still(self) -> bool:
+        """Whether anything happened for which a living worker may be given up."""
+        ...
+
+    def message_fate(self, worker: str) -> str:
         """good, lost, twice or torn."""
         ...
 
@@ -143,6 +151,43 @@ class SimScheduler(Process):
         for handle in plan.rows.handles.tolist():
             checker.stream_of[self.epoch, handle] = live[handle].stream.stream_id
         self.links[worker].send(plan)
+        state = self.state.workers[worker]
+        checker.apart(plan, set(state.standing.struck), in_flight=len(state.in_flight))
+
+
+class TermWitness:
+    """What a term went through, counted apart from the code that decides by it."""
+
+    def __init__(self) -> None:
+        self.rows_out: dict[int, list[int]] = {}
+        """Handles, by seq of the plans without a result."""
+        self._broken_since: float | None = None
+        self._breaks = 0
+        """Since the last result that counted."""
+
+    @property
+    def alone(self) -> int | None:
+        """The only request that has rows out; None if several have, or none."""
+        handles = {handle for handles in self.rows_out.values() for handle in handles}
+        return handles.pop() if len(handles) == 1 else None
+
+    def answered(self, seq: int) -> None:
+        self._breaks = 0
+        self.rows_out.pop(seq, None)
+
+    def opened(self) -> None:
+        self._broken_since = None
+
+    def broke(self, over: EngineError | None, now: float) -> None:
+        """A stream that the network broke is opened again for REOPEN_S and no more often than allowed; `over`: not."""
+        if self._broken_since is None:
+            self._broken_since = now
+            self._breaks += 1
+        since, breaks = self._broken_since, self._breaks
+        is_enough = breaks > MAX_FRUITLESS_STREAMS or now >= since + REOPEN_S
+        if isinstance(over, ConnectionLost | DataFault):
+            require(is_enough, "I2 given up though it may be reached", since=since, now=now, breaks=breaks)
+        require(over or not is_enough, "I15 streams without end", since=since, now=now, breaks=breaks)
 
 
 class SimLink:
@@ -163,6 +208,7 @@ class SimLink:
         """Set while the stream is open."""
         self._was_opened = False
         self._is_leaving = False
+        self._witness = TermWitness()
 
     @property
     def is_serving(self) -> bool:
@@ -210,6 +256,7 @@ class SimLink:
             term = Term(worker=self.worker, epoch=self._scheduler.epoch, term=self._term, info=answer)
             self.exchange = PlanExchange(term, liveness=Liveness(LIMITS, now=now), min_delta_bytes=0, reopen_s=REOPEN_S)
             self._was_opened = self._is_leaving = self.is_doubted = False
+            self._witness = TermWitness()
             self._watch(self.exchange)
             self._open()
 
@@ -256,6 +303,7 @@ class SimLink:
         messages = exchange.opened(expected_seq, self._scheduler.time.now)
         stream, process, key = self._channel
         self._write = lambda message: stream.to_server(lambda: process.receive(key, message))
+        self._witness.opened()
         if not self._was_opened:
             self._was_opened = True
             term = exchange.term
@@ -274,7 +322,9 @@ class SimLink:
         if not self._was_opened:
             self._end_term(error)
             return
-        over = self.exchange.broke(error, self._scheduler.time.now)
+        now = self._scheduler.time.now
+        over = self.exchange.broke(error, now)
+        self._witness.broke(over, now)
         if over is not None:
             self._end_term(over)
             return
@@ -297,11 +347,18 @@ class SimLink:
         self.exchange = None
         if self._was_opened:
             died = is_death(reason)
+            if died:
+                self._note_who_was_alone()
             self._scheduler.post(WorkerLost(self.worker, died=died))
         if isinstance(reason, StaleEpoch) and reason.highest_epoch > self._scheduler.epoch:
             self._scheduler.fence()
             return
         self._scheduler.after(0.1, self.attach)
+
+    def _note_who_was_alone(self) -> None:
+        handle = self._witness.alone
+        if handle is not None:
+            self._world.checker.died_alone_with(self._scheduler.epoch, handle)
 
     def hang_up(self) -> None:
         """The process is gone."""
@@ -316,7 +373,9 @@ class SimLink:
     # --- plans and answers
 
     def send(self, plan: ForwardPlan) -> None:
+        self._witness.rows_out[plan.identity.seq] = plan.rows.handles.tolist()
         if self.exchange is None:
+            self._note_who_was_alone()
             return  # the core is being told that the worker is lost
         message = self.exchange.send(plan, self._scheduler.time.now)
         self._transmit(message)
@@ -324,12 +383,17 @@ class SimLink:
     def _transmit(self, message: EncodedPlan) -> None:
         if self._write is None:
             return
-        fate = self._world.message_fate()
+        fate = self._world.message_fate(self.worker)
         if fate == "torn":
             self._write(replace(message, crc32=message.crc32 ^ 1))
             return
-        for _ in range({"lost": 0, "twice": 2}.get(fate, 1)):
-            self._write(message)
+        if fate == "lost":
+            return
+        write = self._write
+        write(message)
+        if fate == "twice":
+            late_s = self._world.network.random.uniform(0.0, LATE_COPY_S)
+            self._scheduler.after(late_s, lambda: write(message))
 
     def _replied(self, number: int, body: ReplyBody) -> None:
         if number != self._try or self.exchange is None:
@@ -346,13 +410,14 @@ class SimLink:
             case OpenedAnswer(expected_seq):
                 self._opened(expected_seq)
             case PlanResult(result):
-                if self._world.message_fate() == "torn":
+                if self._world.message_fate(self.worker) == "torn":
                     raise DataFault("the checksum is wrong")
                 answered = exchange.take(result, self._scheduler.time.now)
                 if answered is None:
                     self._world.checker.counts["late results"] += 1
                 else:
                     require(result.rejection is None, "a valid plan was refused", rejection=result.rejection)
+                    self._witness.answered(result.identity.seq)
                     self._scheduler.post(ResultReceived(self.worker, result))
             case DrainAnswer():
                 self._is_leaving = True
@@ -403,6 +468,8 @@ class SimLink:
             exchange.liveness.forgive(now)
         verdict = exchange.liveness.verdict(now)
         if verdict is not None:
+            is_shot = self._world.workers[self.worker].is_alive and not self._world.may_stand_still
+            require(not is_shot, "I2 a healthy worker is given up", worker=self.worker, why=verdict.message)
             self._end_term(verdict)
             return
         self._look()

@@ -37,6 +37,8 @@ class Process:
         self.name = name
         self.is_alive = True
         self._is_paused = False
+        self._paused_since = 0.0
+        self._paused_until = 0.0
         self._backlog: list[Work] = []
 
     def do(self, work: Work) -> None:
@@ -49,10 +51,22 @@ class Process:
         self.time.after(delay_s, lambda: self.do(work))
 
     def pause(self, seconds: float) -> None:
+        """From now on, and for no shorter than an earlier pause."""
+        self._paused_since = self._paused_since if self._is_paused else self.time.now
         self._is_paused = True
+        self._paused_until = max(self._paused_until, self.time.now + seconds)
         self.time.after(seconds, self._resume)
 
+    @property
+    def was_paused(self) -> bool:
+        return self._paused_until > 0.0
+
+    def is_paused_since(self, begun: float) -> bool:
+        return self._is_paused and self._paused_since <= begun
+
     def _resume(self) -> None:
+        if self.time.now < self._paused_until:
+            return
         self._is_paused = False
         backlog, self._backlog = self._backlog, []
         for work in backlog:
@@ -74,6 +88,10 @@ class Network:
             return self.random.uniform(0.005, 0.3)
         return self.random.uniform(0.0001, 0.001)
 
+    def setup_delay(self) -> float:
+        """What a connection may take before its first message moves."""
+        return self.random.uniform(0.3, 2.5) if self.random.random() < self._slow_share else 0.0
+
     def cut(self, sender: str, receiver: str, seconds: float) -> None:
         self._cut_until[sender, receiver] = self.time.now + seconds
 
@@ -91,13 +109,16 @@ class Network:
 
 
 class Connection:
-    """One call in both directions: in order while it lives; broken, each end hears of it in its own time."""
+    """One call in both directions: in order while it lives. Broken, each end hears of it in its own time, and gets
+    until then what was on its way: a server may read an old call's messages while a new call is open."""
 
     def __init__(self, network: Network, client: Process, server: Process, *, on_break: tuple[Work, Work]) -> None:
         self._network = network
         self._ends = (client, server)
         self._on_break = on_break
-        self._due = [0.0, 0.0]
+        self._due = [network.time.now + network.setup_delay(), 0.0]
+        self._is_over = [False, False]
+        """By end."""
         self.is_broken = False
 
     def to_server(self, work: Work) -> None:
@@ -107,20 +128,26 @@ class Connection:
         self._send(1, work)
 
     def end(self) -> None:
-        """The client goes: the server hears of it, if it can."""
+        """The client goes: the server hears of it, if it can, behind what was sent before."""
         if not self.is_broken:
-            self.is_broken = True
-            self._tell(1, self._network.delay())
+            self.is_broken = self._is_over[0] = True
+            sent_s = max(0.0, self._due[0] - self._network.time.now)
+            self._tell(1, sent_s + self._network.delay())
 
     def break_off(self, *, within_s: float = 0.01) -> None:
-        """Nothing more arrives, not even what is on its way."""
+        """Nothing more is sent. The server may hear of it long after its client opened the next call."""
         if not self.is_broken:
             self.is_broken = True
-            for end in (0, 1):
-                self._tell(end, self._network.random.uniform(0.001, within_s))
+            source = self._network.random
+            for end, latest_s in enumerate((within_s, source.choice([within_s, 0.5]))):
+                self._tell(end, source.uniform(0.001, latest_s))
 
     def _tell(self, end: int, delay_s: float) -> None:
-        self._ends[end].after(delay_s, self._on_break[end])
+        def hear() -> None:
+            self._is_over[end] = True
+            self._on_break[end]()
+
+        self._ends[end].after(delay_s, hear)
 
     def _send(self, way: int, work: Work) -> None:
         sender, receiver = self._ends[way], self._ends[1 - way]
@@ -131,4 +158,4 @@ class Connection:
             return
         now = self._network.time.now
         self._due[way] = max(self._due[way], now + self._network.delay())
-        receiver.after(self._due[way] - now, lambda: None if self.is_broken else work())
+        receiver.after(self._due[way] - now, lambda: None if self._is_over[1 - way] else work())

@@ -40,8 +40,10 @@ class DeviceHabits:
     step_s: tuple[float, float] = (0.02, 0.06)
     is_sick: bool = False
     """Its numbers are bad."""
-    hangs: bool = False
-    """The next plan never ends."""
+    hangs: Callable[[], None] | None = None
+    """Set: the next plan never ends; called when it begins."""
+    watchdog_s: float = 2.5
+    """After which the process of a plan that never ends is ended."""
     dies_at: Callable[[ForwardPlan], bool] = field(default=lambda plan: False)
 
 
@@ -150,7 +152,7 @@ class SimWorker(Process):
                     self._execute(action)
                 case ResetExecutor(fence):
                     self._checker.reset(self, fence)
-                    self.after(self._random.uniform(0.0, 0.02), self._reset)
+                    self.after(self._random.uniform(0.0, self._random.choice([0.02, 0.02, 0.5])), self._reset)
                 case Stopped():
                     self.after(0.0, self.die)
 
@@ -165,10 +167,11 @@ class SimWorker(Process):
             self.after(0.001, self.die)
             return
         seconds = self._random.uniform(*self.habits.step_s)
-        if self.habits.hangs:
-            self.habits.hangs = False
+        if self.habits.hangs is not None:
+            tell, self.habits.hangs = self.habits.hangs, None
+            tell()
             # The watchdog ends the process without the interpreter's help.
-            self.after(action.plan.identity.budget_ms / 1000, self.die)
+            self.after(self.habits.watchdog_s, self.die)
             return
         self.after(seconds, lambda: self._finish(action, seconds))
 

@@ -7,11 +7,17 @@ import promql_parser as promql
 from prometheus_client import CollectorRegistry, Metric
 
 from k8s.observability.recordings import RECORDINGS
+from protos.wire.enums import GraphPhase
+from protos.wire.worker_info import Buckets
 from scheduler_svc.edge.metrics import create_edge_metrics
 from scheduler_svc.metrics import create_metrics as create_core_metrics
+from worker_svc.executor import CaptureProgress, CaptureTotals
 from worker_svc.metrics import DeviceNanoseconds
 from worker_svc.metrics import create_metrics as create_worker_metrics
 
+CAPTURES = CaptureProgress(
+    buckets=(Buckets(phase=GraphPhase.DECODE, sizes=(1,), live=(1,)),), totals={GraphPhase.DECODE: CaptureTotals()}
+)
 TARGET_LABELS = frozenset({"namespace", "job", "instance", "pod"})
 """What Prometheus adds to every series."""
 OTHERS = {
@@ -42,6 +48,7 @@ def registered() -> Known:
     workers = create_worker_metrics(worker)
     workers.describe(device="d", dtype="t", numerics="n", kernels="k")
     workers.read_device_time(lambda: DeviceNanoseconds(busy=0, idle=0, bubble=0))
+    workers.read_captures(lambda: CAPTURES)
     for registry in (core, edge, worker):
         labels = {
             name: frozenset(made._labelnames)
@@ -58,7 +65,8 @@ def registered() -> Known:
 
 
 def _series(family: Metric, labels: dict[str, frozenset[str]]) -> Iterator[tuple[str, tuple[str, frozenset[str]]]]:
-    own = labels.get(family.name, frozenset())
+    sampled = {label for sample in family.samples for label in sample.labels}
+    own = labels.get(family.name, frozenset(sampled))  # a collector of our own names labels by its samples only
     if family.type == "counter":
         yield f"{family.name}_total", ("counter", own)
     elif family.type == "histogram":
@@ -66,8 +74,7 @@ def _series(family: Metric, labels: dict[str, frozenset[str]]) -> Iterator[tuple
         yield f"{family.name}_sum", ("counter", own)
         yield f"{family.name}_count", ("counter", own)
     elif family.type == "info":
-        said = {label for sample in family.samples for label in sample.labels}
-        yield f"{family.name}_info", ("gauge", own | said)
+        yield f"{family.name}_info", ("gauge", own | sampled)
     else:
         yield family.name, ("gauge", own)
 

@@ -5,7 +5,7 @@ import dataclasses
 import socket
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,11 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from rich.console import Console
 
-from protos.client.process_group import ProcessGroup
+from protos.client.process_group import ProcessGroup, ServiceCommand
 from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
 from protos.client.serve_execution import ServeExecution
 from tests.support.audited import Audit, audit
 
+MANY_RESTARTS = 1000
+Arrangement = Callable[[ServeOptions, ServiceCommand], ServiceCommand]
 PORT_FIELDS = (
     "port",
     "http_port",
@@ -59,9 +61,18 @@ def free_ports(count: int) -> list[int]:
             held = stack.enter_context(socket.socket())
             held.bind(("127.0.0.1", 0))
             port = held.getsockname()[1]
-            if all(abs(port - other) > 4 for other in ports):
+            if all(abs(port - other) > 4 for other in ports) and all(_is_free(port + index) for index in (1, 2, 3)):
                 ports.append(port)
     return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+        return True
 
 
 def on_free_ports(options: ServeOptions) -> ServeOptions:
@@ -83,6 +94,7 @@ def _served(
     *,
     worker_flags: tuple[str, ...] = (),
     scheduler_flags: tuple[str, ...] = (),
+    arrange: Arrangement | None = None,
     **choices: object,
 ) -> Iterator[Served]:
     """Serve the default model with `choices` of ServeOptions; stops everything at the end and checks the exit code.
@@ -93,26 +105,32 @@ def _served(
         audited: watches them; None: nobody does.
         worker_flags: more flags of the workers, such as ServeOptions has no choice for.
         scheduler_flags: more flags of the scheduler.
+        arrange: puts something of its own in a command's place, once the ports are chosen.
         choices: fields of ServeOptions.
     """
     defaults = {"numerics": "reproducible", "execution": ServeExecution(graph="off")}
     chosen = on_free_ports(ServeOptions(**{**defaults, **choices}))  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         options = dataclasses.replace(chosen, files=chosen.files.with_key(Path(folder)))
-        yield from _running(options, audited, worker_flags=worker_flags, scheduler_flags=scheduler_flags)
+        commands = service_commands(options, resolve_model(options, Console(quiet=True)))
+        if arrange is not None:
+            commands = [arrange(options, command) for command in commands]
+        flags = {True: worker_flags, False: scheduler_flags}
+        yield from _running(
+            options,
+            [
+                dataclasses.replace(command, arguments=(*command.arguments, *flags[command.name.startswith("worker")]))
+                for command in commands
+            ],
+            audited,
+        )
 
 
-def _running(
-    options: ServeOptions, audited: Audit | None, *, worker_flags: tuple[str, ...], scheduler_flags: tuple[str, ...]
-) -> Iterator[Served]:
-    console = Console(quiet=True)
-    group = ProcessGroup()
+def _running(options: ServeOptions, commands: list[ServiceCommand], audited: Audit | None) -> Iterator[Served]:
+    group = ProcessGroup(max_restarts=MANY_RESTARTS)
     try:
-        commands = service_commands(options, resolve_model(options, console))
-        for command in commands:
-            flags = worker_flags if command.name.startswith("worker") else scheduler_flags
-            with contextlib.nullcontext() if audited is None else audited.watching():
-                group.start([dataclasses.replace(command, arguments=(*command.arguments, *flags))])
+        with contextlib.nullcontext() if audited is None else audited.watching():
+            group.start(commands)
         group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
         yield Served(options, group)
         group.check_alive()

@@ -38,6 +38,8 @@ class Listeners:
         self._tls = tls
         self.tracing = open_tracing(observability.traces(), service="forwardplane-worker")
         """None: off."""
+        self.buckets = observability.buckets()
+        """Of the histograms."""
         self._metrics = MetricsServer()
         self._server: grpc.aio.Server | None = None
         self._servicer: WorkerServicer | None = None

@@ -37,7 +37,7 @@ class WorkerService:
         self.listeners = listeners
         self._build = build
         self._config = server
-        self._metrics = create_metrics(self.listeners.registry)
+        self._metrics = create_metrics(self.listeners.registry, self.listeners.buckets)
         self._status = WorkerStatus(self.listeners.health)
         self._reporter = Reporter(self._status)
         self._servicer = WorkerServicer(self._status, self._reporter)

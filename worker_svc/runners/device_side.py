@@ -104,6 +104,11 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         undone.callback(stack.close)
         _build(stack, folder)
         undone.pop_all()
+    if special := settings.graphs.special():
+        logger.warning(
+            "native kernels replay no graphs, a step is one call already: these settings change nothing",
+            extra={"settings": special, "graphs_come_with": "kernels torch"},
+        )
     return DeviceSide(
         paths=one_path(stack.runner),
         translator=stack.translator,

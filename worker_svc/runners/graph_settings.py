@@ -11,6 +11,15 @@ PHASES_OF_GRAPH: dict[str, frozenset[GraphPhase]] = {
     "all": frozenset(GraphPhase),
 }
 
+_SPECIAL = (
+    "graph",
+    "decode_graph_backend",
+    "prefill_graph_backend",
+    "decode_buckets",
+    "prefill_buckets",
+    "debug_graph",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings:
@@ -37,6 +46,13 @@ class GraphSettings:
     def captures(self, phase: GraphPhase) -> bool:
         """Whether graphs of the phase are wanted."""
         return phase in PHASES_OF_GRAPH[self.graph]
+
+    def special(self) -> dict[str, object]:
+        """What is asked for beside all graphs as they are by default, by name: without graphs it has no effect."""
+        if self.graph == "off":
+            return {}
+        usual = GraphSettings(graph="all")
+        return {name: getattr(self, name) for name in _SPECIAL if getattr(self, name) != getattr(usual, name)}
 
     def backend(self, phase: GraphPhase) -> str:
         """Of the phase's runner."""

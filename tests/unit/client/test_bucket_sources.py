@@ -10,7 +10,7 @@ from protos.client.bucket_sources import Observed, add_metrics, add_plans
 from protos.client.buckets_command import AdviceOptions, buckets_advise
 from protos.client.command import app
 from protos.client.exit_codes import WrongUsage
-from protos.service.metrics import FORWARD_TOKENS_BUCKETS
+from protos.service.histogram_buckets import FORWARD_TOKENS_BUCKETS
 from protos.service.plan_recording import EntryKind, RecordingHeader, RecordingWriter, read_entries
 from protos.wire.bucket_lists import DECODE_SIZES, PREFILL_SIZES
 from protos.wire.enums import GraphPhase, GraphRefusal
@@ -93,6 +93,18 @@ def test_the_advice_names_the_saving_and_flags_that_serve_takes(exposed):
     assert "prefill: nothing above" not in text
     fewer = said(from_metrics=(str(path),), max_graphs=2)
     assert "--decode-buckets 3 --prefill-buckets 32" in fewer
+
+
+def test_where_nothing_is_captured_the_advice_says_what_it_compares_with(tmp_path, exposed):
+    path, _ = exposed
+    assert "no graphs are captured there" not in said(from_metrics=(str(path),))
+    eager = tmp_path / "eager.txt"
+    eager.write_text(
+        "".join(line for line in path.read_text().splitlines(keepends=True) if "graph_bucket_live" not in line)
+    )
+    text = said(from_metrics=(str(eager),))
+    assert "no graphs are captured there now: default is what would be" in text
+    assert " default " in text
 
 
 @pytest.fixture

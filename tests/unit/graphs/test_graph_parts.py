@@ -48,6 +48,13 @@ def test_nothing_is_captured_unless_it_is_asked_for(folder):
     assert worker.captures is None
 
 
+def test_settings_beside_the_usual_ones_are_known_by_name():
+    assert GraphSettings().special() == GraphSettings(graph="all").special() == {}
+    assert GraphSettings(graph="off", debug_graph=True).special() == {}
+    asked = GraphSettings(graph="prefill", prefill_buckets=(16,), graph_memory_file="x")
+    assert asked.special() == {"graph": "prefill", "prefill_buckets": (16,)}
+
+
 @pytest.mark.parametrize("phase", [GraphPhase.DECODE, GraphPhase.PREFILL])
 def test_one_phase_alone(folder, phase):
     worker = built(folder, replace(GRAPHS, graph=phase.name.lower()))

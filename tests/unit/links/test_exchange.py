@@ -27,6 +27,7 @@ INFO = small_info(window=3)
 TERM = Term(worker="w0", epoch=2, term=5, info=INFO)
 LIMITS = LivenessLimits(report_late_s=1.0, report_lost_s=2.75, plan_timeout_s=60.0)
 LOST = ConnectionLost("lost")
+BUDGET_S = make_identity().budget_ms / 1000
 
 
 def identity(seq):
@@ -102,6 +103,16 @@ def test_an_open_stream_is_trusted_again():
     term.broke(LOST, 0.1)
     term.opened(1, 0.2)
     assert not term.is_suspect(0.2)
+
+
+@pytest.mark.parametrize(("expected_seq", "is_lost"), [(3, True), (2, True), (1, False)])
+def test_a_new_stream_gives_time_only_to_a_plan_that_the_worker_did_not_have(expected_seq, is_lost):
+    term = exchange(plans=2)
+    assert term.broke(LOST, BUDGET_S - 1.5) is None
+    term.opened(expected_seq, BUDGET_S - 1.0)
+    report = Report(incarnation=INFO.incarnation, state=None, device_counter=-1, capture_budget_s=0.0)
+    term.reported(report, BUDGET_S)
+    assert (term.liveness.verdict(BUDGET_S) is not None) is is_lost
 
 
 def test_streams_that_break_without_a_result_end_the_term_and_a_result_starts_the_count_anew():

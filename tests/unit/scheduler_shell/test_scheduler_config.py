@@ -70,6 +70,7 @@ FLAGS = {
     "log_level": ("debug", LogLevel.DEBUG),
     "log_format": ("json", LogFormat.JSON),
     "trace_endpoint": ("http://collector:4317", "http://collector:4317"),
+    "histogram_buckets": ("queue_seconds=1,2", "queue_seconds=1,2"),
     "trace_ratio": ("0.25", 0.25),
     "trace_plan_ratio": ("0.5", 0.5),
     "resume_key_file": ("/keys", Path("/keys")),
@@ -120,6 +121,7 @@ def test_every_setting_has_a_flag_that_changes_it():
         (("--edges", "0"), "edges"),
         (("--drain-timeout-s", "nan"), "drain_timeout_s"),
         (("--log-level", "loud"), "log_level"),
+        (("--histogram-buckets", "queue_seconds=2,1"), "histogram_buckets"),
         (("--first-new-token-ratio", "0.05"), "least_new_token_ratio"),
     ],
 )

@@ -117,6 +117,17 @@ def test_a_reference_that_leads_nowhere_fails_its_row_and_writes_nothing(executo
     assert run(executor, next_row(handle=1), seq=seq + 1).token_ids.tolist() == NEXT[1:2]
 
 
+def test_a_row_that_failed_fails_its_dependants_and_nobody_else(executor):
+    prefill(executor, handle=1)
+    run(executor, next_row(handle=1, attempt=1, reference=(1, 0)), seq=2)
+    later = plans.decode(len(PROMPT) + 1, pages=PAGES, handle=1, attempt=1, reference=(2, 0))
+    mate = plans.extend(0, len(PROMPT), ids=PROMPT, pages=(30, 31, 32), handle=2)
+    found = run(executor, later, mate, seq=3)
+    assert found.statuses.tolist() == [RowStatus.FAILED, RowStatus.TOKEN]
+    assert found.failures.tolist() == [RowFailure.DEPENDENCY, 0]
+    assert found.token_ids.tolist() == [0, NEXT[0]]
+
+
 def test_a_reference_beyond_the_memory_or_before_a_reset_fails(executor):
     prefill(executor, handle=1)
     executor.reset()

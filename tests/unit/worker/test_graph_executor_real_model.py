@@ -5,10 +5,12 @@ import pytest
 
 from protos.wire.enums import GraphPhase
 from tests.support.golden import assert_free_run, cases
+from tests.support.graph_bench import GraphBench
 from tests.support.graph_driver import capture_all, graph_driver, replayed
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
 from worker_svc.build import build_tp_model_worker
+from worker_svc.device.tape_arena import TapeArena
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.graph_settings import GraphSettings
 
@@ -60,3 +62,29 @@ def test_every_batch_size_around_a_bucket_gives_the_eager_ids(worker):
         assert driver.run(*requests(batch)) == PlanDriver(worker, budget_tokens=64).run(*requests(batch))
         used |= {graph.bucket for graph in replayed(driver) if graph.phase is GraphPhase.DECODE}
     assert used == set(DECODE)
+
+
+def test_every_prompt_length_around_a_bucket_gives_the_eager_ids(worker):
+    draw = np.random.default_rng(5)
+    prompts = [draw.integers(3, 49000, length).tolist() for length in (15, 16, 17, 79, 80, 81)]
+    used = []
+    for prompt in prompts:
+        driver = graph_driver(worker)
+        alone = Request(prompt_ids=prompt, max_new=2)
+        assert driver.run(alone) == PlanDriver(worker).run(Request(prompt_ids=prompt, max_new=2))
+        used.append([graph.bucket for graph in replayed(driver) if graph.phase is GraphPhase.PREFILL])
+    assert used == [[16], [16], [], [80], [80], []], "17 is below half of 80, 81 above it"
+
+
+def test_the_pool_of_all_buckets_of_both_phases_is_below_1_3_of_the_largest_alone():
+    bench = GraphBench(model_folder(), decode=(1, 4, 16), prefill=(16, 64), numerics="fast")
+
+    def pool_of(*shapes):
+        bench.device.arena = TapeArena()
+        for runner, size in shapes:
+            bench.capture_one(runner, size)
+        return bench.device.pool_bytes()
+
+    largest = max(pool_of((bench.prefill, 64)), pool_of((bench.decode, 16)))
+    everything = [(bench.prefill, size) for size in (64, 16)] + [(bench.decode, size) for size in (16, 4, 1)]
+    assert largest < pool_of(*everything) + 1 < 1.3 * largest

@@ -15,6 +15,7 @@ from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.graph_settings import GraphSettings
 
 CASES = cases("smollm2_greedy.json")
 SETTINGS = {"numerics": "fast", "num_pages": 600, "max_rows": 64, "max_tokens": 2048, "threads": 2}
@@ -175,11 +176,11 @@ def test_reproducible_numerics_are_torchs(tmp_path):
 
 
 @pytest.mark.model
-def test_more_threads_than_cores_work_and_are_announced(worker, caplog):
+def test_more_threads_than_cores_work_and_are_announced_as_are_settings_of_graphs_without_effect(worker, caplog):
+    graphs = GraphSettings(graph="decode", debug_graph=True)
+    changed = {"threads": 200, "num_pages": 20, "graphs": graphs}
     with caplog.at_level(logging.WARNING, logger="worker_svc.runners.device_side"):
-        crowded = build_tp_model_worker(
-            model_folder(), ExecutorSettings(kernels="native", **(SETTINGS | {"threads": 200, "num_pages": 20}))
-        )
+        crowded = build_tp_model_worker(model_folder(), ExecutorSettings(kernels="native", **(SETTINGS | changed)))
     try:
         got, expected = (Request(prompt_ids=[5, 6, 7], max_new=3) for _ in range(2))
         PlanDriver(crowded).run(got)
@@ -188,7 +189,10 @@ def test_more_threads_than_cores_work_and_are_announced(worker, caplog):
         crowded.close()
     assert got.token_ids == expected.token_ids
     assert "64 threads" in crowded.worker_info().kernels
-    assert [record.threads for record in caplog.records] == [200]
+    threads, without_effect = caplog.records
+    assert threads.threads == 200
+    assert "replay no graphs" in without_effect.message
+    assert without_effect.settings == {"graph": "decode", "debug_graph": True}
 
 
 def test_one_core_is_announced(tmp_path, caplog, monkeypatch):

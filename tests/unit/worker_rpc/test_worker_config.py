@@ -55,6 +55,7 @@ OTHERS = {
     "metrics_port": "1236",
     "log_level": "debug",
     "log_format": "json",
+    "histogram_buckets": "forward_seconds=1,2",
     "trace_endpoint": "http://collector:4317",
     "tls_dir": "/tls",
     "trust_domain": "example.org",
