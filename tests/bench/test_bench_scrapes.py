@@ -1,4 +1,4 @@
-"""What a scrape takes while requests run: each metrics port of a service with four simulated workers, 20 times a second.
+"""What a scrape takes while requests run: each metrics port of a service of four simulated workers, 20 a second.
 
 Goal: below 10 ms. A scraper gets its answer from a thread beside the event loop, so the figures hold its wait for the
 interpreter too.
