@@ -22,7 +22,7 @@ from tests.support.served import free_ports
 from tests.support.tiny_folder import edge_command, tiny_folder
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
-ROUNDS, ROUND_S, GOAL = 6, 2.0, 1.5
+ROUNDS, ROUND_S, GOAL = 4, 2.0, 1.5
 OPTIONS = GenerateOptions(max_tokens=4, ignore_eos=True)
 
 

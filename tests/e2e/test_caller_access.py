@@ -20,7 +20,9 @@ from scheduler_svc.edge.http_front.http_tls import http_context
 from scheduler_svc.edge.resume_tickets import TicketDesk
 from tests.support.callers import bearer, caller_entry
 from tests.support.certificates import Authority, security_of
+from tests.support.core_harness import small_info
 from tests.support.edge_harness import running_edge
+from tests.support.real_core import RealCore
 
 GENERATION = "/forwardplane.v1.GenerationService/"
 ASK = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
@@ -110,6 +112,20 @@ async def test_s13_identities_have_their_own_prefixes_and_one_share_each(tmp_pat
         assert salted.isolation_domain not in (a.isolation_domain, b.isolation_domain)
         assert a.share_domain == salted.share_domain != b.share_domain == over_http.share_domain
         assert (a.share, b.share) == (3.0, 1.0)
+
+
+async def test_s13_what_one_identity_asked_is_cached_for_nobody_else(tmp_path):
+    entries = (caller_entry("a", "secret-a"), caller_entry("b", "secret-b"))
+    core = RealCore(tmp_path / "core.sock", small_info(logits_width=280), step_s=0.001)
+    ask = generate_pb2.GenerateOnceRequest(requests=[generate_pb2.GenerateRequest(text="the same prompt " * 4)])
+    ask.requests[0].stop.max_tokens = 2
+    async with edge_of(tmp_path, *entries, real_core=core) as (edge, _):
+        cached = {}
+        for name, token in (("a", "secret-a"), ("b", "secret-b"), ("a again", "secret-a"), ("b again", "secret-b")):
+            reply = await edge.stub.GenerateOnce(ask, metadata=bearer(token))
+            cached[name] = reply.generations[0].usage.cached_tokens
+    assert cached["a"] == cached["b"] == 0
+    assert cached["a again"] == cached["b again"] > 40
 
 
 async def test_s11_nobody_aborts_the_request_of_another(tmp_path):

@@ -37,7 +37,7 @@ def request(**stop):
     return pb.GenerateRequest(text=SECRET, stop=stop)
 
 
-async def test_a_stream_is_of_its_callers_trace_and_hands_it_to_the_core(tmp_path):
+async def test_s16_a_stream_is_of_its_callers_trace_and_hands_it_to_the_core(tmp_path):
     async with traced_edge(tmp_path) as (edge, spans):
         asked = request(max_tokens=3)
         asked.sampling.top_k = 5
@@ -74,7 +74,17 @@ async def test_a_call_whose_caller_does_not_want_it_is_recorded_by_nobody(tmp_pa
         assert spans() == ()
 
 
-@pytest.mark.parametrize("headers", [(), (("traceparent", "x" * 4096),)])
+HEADERS = [
+    (),
+    (("traceparent", "x" * 4096),),
+    (("traceparent", SAMPLED[:-1]),),
+    (("traceparent", "ff" + SAMPLED[2:]),),
+    (("traceparent", SAMPLED.replace("ab", "zz")),),
+    (("traceparent", "00-" + "0" * 32 + SAMPLED[35:]),),
+]
+
+
+@pytest.mark.parametrize("headers", HEADERS)
 async def test_without_a_readable_header_a_trace_begins(tmp_path, headers):
     async with traced_edge(tmp_path) as (edge, spans):
         await edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[request(max_tokens=1)] * 2), metadata=headers)
