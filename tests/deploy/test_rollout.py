@@ -67,8 +67,8 @@ class Traffic:
         assert self.whole - before >= 2 * CALLERS
 
 
-async def test_a_rolling_update_of_workers_and_scheduler_loses_no_request(tmp_path):
-    async with cluster(tmp_path, workers=2) as pods:
+async def test_a_rolling_update_of_workers_and_scheduler_loses_no_request():
+    async with cluster(workers=2) as pods:
         (scheduler,) = (pod for pod in pods.pods if pod.name == SCHEDULER)
         traffic = Traffic(pods.target)
         async with traffic.going_on():
@@ -81,8 +81,8 @@ async def test_a_rolling_update_of_workers_and_scheduler_loses_no_request(tmp_pa
         assert pods.api.annotation("forwardplane-epoch") == "2"
 
 
-async def test_a_kill_and_a_drain_at_once_lose_no_request(tmp_path):
-    async with cluster(tmp_path, workers=3) as pods:
+async def test_a_kill_and_a_drain_at_once_lose_no_request():
+    async with cluster(workers=3) as pods:
         (scheduler,) = (pod for pod in pods.pods if pod.name == SCHEDULER)
         first, second, third = pods.ready
         traffic = Traffic(pods.target)

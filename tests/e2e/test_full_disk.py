@@ -2,6 +2,8 @@
 
 import errno
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -16,15 +18,17 @@ SIZE_BYTES = 1 << 20
 
 
 @pytest.fixture
-def small_disk(tmp_path, monkeypatch):
-    folder = tmp_path / "small"
-    folder.mkdir()
+def small_disk(monkeypatch):
+    """The place for temporary files, of a short name: sockets are made in it."""
+    folder = Path(tempfile.mkdtemp(prefix="small"))
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", folder], check=False)
     if mounted.returncode:
+        folder.rmdir()
         pytest.skip("a tmpfs cannot be mounted here")
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
+    folder.rmdir()
 
 
 def fill(folder):

@@ -32,7 +32,8 @@ from tests.support.tiny_folder import edge_command, tiny_folder
 
 GENERATE = "/forwardplane.v1.GenerationService/Generate"
 GENERATE_ONCE = "/forwardplane.v1.GenerationService/GenerateOnce"
-MORE_RSS = 200 << 20
+MORE_RSS = 300 << 20
+"""Much, since gRPC itself holds up to 3,000 calls that nobody has taken yet."""
 IDENTITY_PLAIN = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,8 +176,15 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
+async def cluster(*, workers: int) -> AsyncIterator[Cluster]:
     """The overlay `local` with so many workers and one scheduler, all ready; all gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="pods") as folder:  # of a short name: sockets are made in it
+        async with _cluster(Path(folder), workers=workers) as made:
+            yield made
+
+
+@contextlib.asynccontextmanager
+async def _cluster(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
     fetch_model(SIMULATED_MODEL, cache=folder)
     (folder / "keys").write_text("ab" * 32 + "\n")
     manifest = Manifest(objects("local"))
