@@ -401,16 +401,15 @@ async def test_a_caller_that_asks_before_it_sends_may_go_on(tmp_path: Path) -> N
 
 
 async def test_a_slow_body_is_408_and_the_connection_ends(tmp_path: Path) -> None:
-    async with front(tmp_path, http_limits={"body_s": 0.2, "linger_s": 0.1}) as (edge, _):
+    async with front(tmp_path, http_limits={"body_s": 0.2, "linger_s": 1.0}) as (edge, _):
         reader, writer = await raw(edge, head("Content-Length: 100"))
-        began = time.monotonic()
         dripping = asyncio.create_task(_drip(writer))
-        reply = await asyncio.wait_for(reader.read(), 3)
+        reply = await asyncio.wait_for(reader.readuntil(b'"code": "request_timeout"'), 5)
         assert reply.startswith(b"HTTP/1.1 408")
-        assert b'"code": "request_timeout"' in reply
-        assert time.monotonic() - began < 1
+        # What the server has not read when it closes would reset the connection.
         dripping.cancel()
         await asyncio.gather(dripping, return_exceptions=True)
+        await asyncio.wait_for(reader.read(), 5)
         writer.close()
         await until(lambda: edge.metric("http_open_calls") == 0)
 
