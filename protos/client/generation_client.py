@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -44,6 +44,9 @@ DEFAULT_OPTIONS = GenerateOptions()
 DEFAULT_EMBEDDING = EmbedOptions()
 NOBODY = CallerCredentials()
 UNARY_TIMEOUT_S = 30.0
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 
 
 class GenerationClient:
@@ -136,10 +139,7 @@ class GenerationClient:
             EngineError: as `stream`.
         """
         request = embed_request(prompts, options)
-        try:
-            return embeddings_from(self._stub.Embed(request, timeout=self._timeout_s, metadata=self._who))
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        return embeddings_from(self._ask(self._stub.Embed, request, timeout_s=self._timeout_s))
 
     def abort(self, request_id: str) -> None:
         """End a running request of this caller.
@@ -147,53 +147,44 @@ class GenerationClient:
         Raises:
             UnknownRequest: nothing with that id runs.
         """
-        try:
-            self._stub.Abort(abort_request(request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        self._ask(self._stub.Abort, abort_request(request_id))
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
         """Ids of a text, or of a chat through the model's template."""
-        try:
-            reply = self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        return list(reply.token_ids)
+        return list(self._ask(self._stub.Tokenize, tokenize_request(prompt)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        request = detokenize_request(token_ids)
-        try:
-            reply = self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        return reply.text
+        return self._ask(self._stub.Detokenize, detokenize_request(token_ids)).text
 
     def model(self) -> ModelDescription:
         """What the server serves."""
-        try:
-            return model_from(
-                self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        return model_from(self._ask(self._stub.GetModel, generate_pb2.GetModelRequest()))
 
     def load(self) -> Load:
         """How busy the server and its workers are."""
-        try:
-            return load_from(
-                self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        return load_from(self._ask(self._stub.GetLoad, generate_pb2.GetLoadRequest()))
 
     def flush_cache(self) -> int:
         """Empty the server's prefix caches; the number of pages that are free at once by that."""
+        return self._ask(self._stub.FlushCache, generate_pb2.FlushCacheRequest()).freed_pages
+
+    def _ask(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[RequestT, ReplyT]",
+        request: RequestT,
+        *,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> ReplyT:
+        """One call of one answer, which is not made again.
+
+        Raises:
+            EngineError: the class that the server raised, or UnavailableError when no server answers.
+        """
         try:
-            reply = self._stub.FlushCache(generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
+            return method(request, timeout=timeout_s, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
-        return reply.freed_pages
 
 
 class AsyncGenerationClient:
@@ -263,64 +254,44 @@ class AsyncGenerationClient:
     async def embed(self, prompts: Sequence[Prompt], options: EmbedOptions = DEFAULT_EMBEDDING) -> list[Embedding]:
         """As `GenerationClient.embed`."""
         request = embed_request(prompts, options)
-        try:
-            return embeddings_from(await self._stub.Embed(request, timeout=self._timeout_s, metadata=self._who))
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        return embeddings_from(await self._ask(self._stub.Embed, request, timeout_s=self._timeout_s))
 
     async def abort(self, request_id: str) -> None:
         """As `GenerationClient.abort`."""
-        try:
-            await self._stub.Abort(
-                generate_pb2.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_S, metadata=self._who
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        await self._ask(self._stub.Abort, generate_pb2.AbortRequest(request_id=request_id))
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """As `GenerationClient.tokenize`."""
-        try:
-            reply = await self._stub.Tokenize(tokenize_request(prompt), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        return list(reply.token_ids)
+        return list((await self._ask(self._stub.Tokenize, tokenize_request(prompt))).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """As `GenerationClient.detokenize`."""
-        request = detokenize_request(token_ids)
-        try:
-            reply = await self._stub.Detokenize(request, timeout=UNARY_TIMEOUT_S, metadata=self._who)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
-        return reply.text
+        return (await self._ask(self._stub.Detokenize, detokenize_request(token_ids))).text
 
     async def model(self) -> ModelDescription:
         """As `GenerationClient.model`."""
-        try:
-            return model_from(
-                await self._stub.GetModel(generate_pb2.GetModelRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        return model_from(await self._ask(self._stub.GetModel, generate_pb2.GetModelRequest()))
 
     async def load(self) -> Load:
         """As `GenerationClient.load`."""
-        try:
-            return load_from(
-                await self._stub.GetLoad(generate_pb2.GetLoadRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who)
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._target) from error
+        return load_from(await self._ask(self._stub.GetLoad, generate_pb2.GetLoadRequest()))
 
     async def flush_cache(self) -> int:
         """As `GenerationClient.flush_cache`."""
+        return (await self._ask(self._stub.FlushCache, generate_pb2.FlushCacheRequest())).freed_pages
+
+    async def _ask(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[RequestT, ReplyT]",
+        request: RequestT,
+        *,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> ReplyT:
+        """As `GenerationClient._ask`."""
         try:
-            reply = await self._stub.FlushCache(
-                generate_pb2.FlushCacheRequest(), timeout=UNARY_TIMEOUT_S, metadata=self._who
-            )
+            return await method(request, timeout=timeout_s, metadata=self._who)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self._target) from error
-        return reply.freed_pages
 
 
 def pause_s(asked: ResumableStream | Patience, error: grpc.RpcError, *, target: str) -> float:
