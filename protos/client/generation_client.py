@@ -258,7 +258,7 @@ class AsyncGenerationClient:
 
     async def abort(self, request_id: str) -> None:
         """As `GenerationClient.abort`."""
-        await self._ask(self._stub.Abort, generate_pb2.AbortRequest(request_id=request_id))
+        await self._ask(self._stub.Abort, abort_request(request_id))
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """As `GenerationClient.tokenize`."""

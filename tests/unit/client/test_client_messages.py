@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from protos.client.embed_messages import EmbedOptions, embed_request
+from protos.client.generation_client import AsyncGenerationClient, GenerationClient
 from protos.client.messages import Chat, GenerateOptions, TokenIds, chunk_from, generation_from
 from protos.client.prompt_messages import HiddenStates
 from protos.client.request_messages import generate_once_request, generate_request
@@ -119,3 +120,13 @@ def test_the_prompts_text_is_told_from_an_empty_one():
         finish = {} if message is GenerateChunk else {"finish": {"reason": 1}}
         assert read(message(prompt_text="", **finish)).prompt_text == ""
         assert read(message(**finish)).prompt_text is None
+
+
+@pytest.mark.parametrize("request_id", [5, "\ud800"])
+async def test_both_clients_refuse_an_id_that_is_no_text_by_its_field(request_id):
+    with GenerationClient("127.0.0.1:9") as client, pytest.raises(InvalidRequest) as refused:
+        client.abort(request_id)
+    async with AsyncGenerationClient("127.0.0.1:9") as client:
+        with pytest.raises(InvalidRequest) as refused_too:
+            await client.abort(request_id)
+    assert refused.value.field == refused_too.value.field == "request_id"
