@@ -16,7 +16,7 @@ from rich.console import Console
 
 from protos.client.fetch_model import model_for_device
 from protos.client.process_group import ProcessGroup, ServiceCommand
-from protos.client.serve_execution import AS_THE_WORKER_CHOOSES, OWN_LIMITS, ServeExecution, WorkerOptions
+from protos.client.serve_execution import AS_THE_WORKER_CHOOSES, OWN_LIMITS, ServeExecution, WorkerOptions, given_flags
 from protos.client.serve_files import NO_FILES, ServeFiles
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.service.config import ConfigError
@@ -183,17 +183,14 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
 
 def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
-    given: dict[str, object] = {
-        "--hardened": "true" if options.security.hardened else None,
-    }
+    given: dict[str, object] = {"--hardened": options.security.hardened}
     if options.device == "simulated":
         given |= {
             "--simulated-steps": options.simulated.simulated_steps,
             "--simulated-step-ms": options.simulated.simulated_step_ms,
             "--simulated-eos-ratio": options.simulated.simulated_eos_ratio,
         }
-    chosen = options.execution.flags() | options.limits.flags()
-    return chosen | {name: str(value) for name, value in given.items() if value is not None}
+    return options.execution.flags() | options.limits.flags() | given_flags(given)
 
 
 def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCommand:
@@ -233,13 +230,14 @@ def _check_exposure(options: ServeOptions) -> None:
 
 def _guarded(security: ServeSecurity) -> dict[str, str]:
     """Flags of a scheduler that are given only when the user gave them."""
-    given: dict[str, object] = {
-        "--caller-tls-dir": security.tls_dir and security.tls_dir.absolute(),
-        "--callers": security.callers and security.callers.absolute(),
-        "--insecure": "true" if security.insecure else None,
-        "--hardened": "true" if security.hardened else None,
-    }
-    return {name: str(value) for name, value in given.items() if value is not None}
+    return given_flags(
+        {
+            "--caller-tls-dir": security.tls_dir and security.tls_dir.absolute(),
+            "--callers": security.callers and security.callers.absolute(),
+            "--insecure": security.insecure,
+            "--hardened": security.hardened,
+        }
+    )
 
 
 def _flags(arguments: dict[str, str]) -> list[str]:

@@ -1,5 +1,6 @@
 """What a served worker computes with and its limits, as options of `serve` and as flags of a worker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -40,9 +41,7 @@ class ServeExecution:
 
     def flags(self) -> dict[str, str]:
         """Of a worker: those that were given."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given["debug_graph"] = "true" if self.debug_graph else None
-        return {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if value is not None}
+        return given_flags({f"--{field.name.replace('_', '-')}": getattr(self, field.name) for field in fields(self)})
 
 
 @Parameter(name="*")
@@ -64,13 +63,20 @@ class WorkerOptions:
 
     def flags(self) -> dict[str, str]:
         """Of a worker: those that were given."""
-        given = {
-            "--num-pages": self.num_pages,
-            "--memory-fraction": self.memory_fraction,
-            "--max-rows": self.max_rows,
-            "--max-tokens": self.max_tokens_per_plan,
-        }
-        return {name: str(value) for name, value in given.items() if value is not None}
+        return given_flags(
+            {
+                "--num-pages": self.num_pages,
+                "--memory-fraction": self.memory_fraction,
+                "--max-rows": self.max_rows,
+                "--max-tokens": self.max_tokens_per_plan,
+            }
+        )
+
+
+def given_flags(values: Mapping[str, object]) -> dict[str, str]:
+    """Flags of a service with their texts, without those that are None or False, which the user did not give."""
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    return {name: "true" if value is True else str(value) for name, value in given.items()}
 
 
 AS_THE_WORKER_CHOOSES = ServeExecution()

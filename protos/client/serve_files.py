@@ -7,6 +7,7 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from protos.client.flag_types import NewFile, OldFile
+from protos.client.serve_execution import given_flags
 
 RESUME_KEY_BYTES = 32
 
@@ -31,8 +32,12 @@ class ServeFiles:
 
     def flags(self) -> dict[str, str]:
         """Of the scheduler."""
-        given = {"--record": self.record, "--resume-key-file": self.resume_key_file}
-        return {name: str(path.absolute()) for name, path in given.items() if path is not None}
+        return given_flags(
+            {
+                "--record": self.record and self.record.absolute(),
+                "--resume-key-file": self.resume_key_file and self.resume_key_file.absolute(),
+            }
+        )
 
 
 NO_FILES = ServeFiles()
