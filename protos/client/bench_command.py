@@ -30,7 +30,7 @@ from protos.client.bench_workload import Workload, prompt_source, workload
 from protos.client.exit_codes import FAILURE, INTERRUPTED, OK, WrongUsage
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import ModelDescription
-from protos.client.server_access import ServerAccess
+from protos.client.server_access import CallerCredentials
 from protos.wire.errors import FaultError
 from protos.wire.simulated_tokens import SimulatedVocabulary
 
@@ -65,15 +65,16 @@ def bench(options: BenchOptions, console: Console) -> int:
     check_plot(options.result.plot)
     _check_verify(options)
     plan, source = load_plan(options.load), prompt_source(options.prompt)
-    with GenerationClient(options.server.target, credentials=options.server.credentials()) as client:
+    target, credentials = options.server.target, options.server.credentials()
+    with GenerationClient(target, credentials=credentials) as client:
         model, workers = client.model(), len(client.load().workers)
     asked = workload(source, model)
     vocabulary = _vocabulary(options, model)
     console.print(_described(plan, model), style="dim", highlight=False)
-    measured = _run(options.server, plan, asked, vocabulary=vocabulary, console=console)
+    measured = _run(target, credentials, plan, asked, vocabulary=vocabulary, console=console)
     figures = bench_figures(measured.records, warm_up=plan.warm_up)
     context = BenchContext(
-        target=options.server.target,
+        target=target,
         model=model.name,
         numerics=model.numerics,
         dtype=model.dtype,
@@ -126,7 +127,8 @@ def _vocabulary(options: BenchOptions, model: ModelDescription) -> SimulatedVoca
 
 
 def _run(
-    server: ServerAccess,
+    target: str,
+    credentials: CallerCredentials,
     plan: LoadPlan,
     asked: Workload,
     *,
@@ -136,8 +138,8 @@ def _run(
     start_at_s = time.monotonic() + _START_S + _START_EACH_S * plan.processes
     jobs = [
         ClientJob(
-            target=server.target,
-            credentials=server.credentials(),
+            target=target,
+            credentials=credentials,
             index=index,
             plan=plan,
             workload=asked,

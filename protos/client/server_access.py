@@ -1,4 +1,4 @@
-"""Where a server is, and as whom to ask it: TLS, a caller's certificate, a token. Reads files when a client is made."""
+"""Where a server is, and as whom to ask it: TLS, a caller's certificate, a token. `credentials` reads the files."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,6 +3,7 @@
 One walk over the schema for every request. Guards: no message holds a text that was to be sent.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,6 +33,8 @@ _KINDS = {
     FieldDescriptor.CPPTYPE_MESSAGE: "a group of fields",
     **dict.fromkeys(_WHOLE, "a whole number"),
 }
+_INDEX = re.compile(r"\[[^]]*\]")
+"""Of an item in a field's place; the table of ranges has none."""
 _REFUSALS = (TypeError, ValueError, OverflowError)
 """What protobuf raises; none of them names the field."""
 
@@ -43,7 +46,7 @@ def filled(message: MessageT, values: Mapping[str, Any]) -> MessageT:
         InvalidRequest: a value is of another type, or beyond what its field can carry; names field, value and range.
         MessageTooLarge: the message is larger than any server takes; names its largest field.
     """
-    _fill(message, values, path="", place="")
+    _fill(message, values, place="")
     size = message.ByteSize()
     if size > MAX_CALLER_MESSAGE_BYTES:
         field = largest_field(message)
@@ -59,24 +62,24 @@ def largest_field(message: Message) -> str:
     return f"{name}.{inner}" if inner else name
 
 
-def _fill(message: Message, values: Mapping[str, Any], *, path: str, place: str) -> None:
-    """`path` names a field in the table of ranges, `place` the same with indices."""
+def _fill(message: Message, values: Mapping[str, Any], *, place: str) -> None:
+    """`place` is what the fields' names begin with, and says with indices which item of a list they are of."""
     for name, value in values.items():
         field = message.DESCRIPTOR.fields_by_name[name]
         if value is None:
             continue
         if field.message_type is None or field.message_type.GetOptions().map_entry:
-            _set(message, field, value, path=path + name, place=place + name)
+            _set(message, field, value, place=place + name)
         elif field.is_repeated:
             for index, item in enumerate(value):
-                _fill(getattr(message, name).add(), item, path=f"{path}{name}.", place=f"{place}{name}[{index}].")
+                _fill(getattr(message, name).add(), item, place=f"{place}{name}[{index}].")
         else:
             inner = getattr(message, name)
             inner.SetInParent()
-            _fill(inner, value, path=f"{path}{name}.", place=f"{place}{name}.")
+            _fill(inner, value, place=f"{place}{name}.")
 
 
-def _set(message: Message, field: Field, value: Any, *, path: str, place: str) -> None:
+def _set(message: Message, field: Field, value: Any, *, place: str) -> None:
     try:
         if not field.is_repeated:
             setattr(message, field.name, value)
@@ -87,25 +90,25 @@ def _set(message: Message, field: Field, value: Any, *, path: str, place: str) -
         else:
             getattr(message, field.name).extend(value)
     except _REFUSALS:
-        raise _refusal(message, field, value, path=path, place=place) from None
+        raise _refusal(message, field, value, place=place) from None
 
 
-def _refusal(message: Message, field: Field, value: Any, *, path: str, place: str) -> InvalidRequest:
+def _refusal(message: Message, field: Field, value: Any, *, place: str) -> InvalidRequest:
     if not field.is_repeated:
-        return _bad_value(field, value, path=path, place=place)
+        return _bad_value(field, value, place=place)
     if field.message_type is not None:
-        return _bad_entry(field, value, path=path, place=place)
+        return _bad_entry(field, value, place=place)
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         return InvalidRequest(f"{place} is {_shown(value)}; a list is needed", field=place)
     for index, item in enumerate(value):
         try:
             getattr(message, field.name).append(item)
         except _REFUSALS:
-            return _bad_value(field, item, path=path, place=f"{place}[{index}]")
+            return _bad_value(field, item, place=f"{place}[{index}]")
     return InvalidRequest(f"{place} cannot be sent", field=place)
 
 
-def _bad_entry(field: Field, value: Any, *, path: str, place: str) -> InvalidRequest:
+def _bad_entry(field: Field, value: Any, *, place: str) -> InvalidRequest:
     """The first entry of a map that its message cannot carry."""
     if not isinstance(value, Mapping):
         return InvalidRequest(f"{place} is {_shown(value)}; a mapping is needed", field=place)
@@ -116,7 +119,7 @@ def _bad_entry(field: Field, value: Any, *, path: str, place: str) -> InvalidReq
         if not isinstance(key, int) or not limits.low <= key <= limits.high:
             return InvalidRequest(f"{where} has no such id; ids are 0 and more", field=where)
         if not _is_real(item):
-            return _bad_value(value_field, item, path=path, place=where)
+            return _bad_value(value_field, item, place=where)
     return InvalidRequest(f"{place} cannot be sent", field=place)
 
 
@@ -128,12 +131,13 @@ def _is_real(value: Any) -> bool:
     return not isinstance(value, str)
 
 
-def _bad_value(field: Field, value: Any, *, path: str, place: str) -> InvalidRequest:
+def _bad_value(field: Field, value: Any, *, place: str) -> InvalidRequest:
     kind = _KINDS[field.cpp_type]
     if isinstance(value, str) and kind == "a text":
         return InvalidRequest(f"{place} is not valid Unicode", field=place)
     if isinstance(value, int) and not isinstance(value, bool) and kind in ("a number", "a whole number"):
-        allowed = REQUEST_RANGES.get(path.removeprefix("requests.")) or _WHOLE[field.cpp_type]
+        path = _INDEX.sub("", place).removeprefix("requests.")
+        allowed = REQUEST_RANGES.get(path) or _WHOLE[field.cpp_type]
         return InvalidRequest(f"{place} is {show_number(value)}; allowed: {allowed.shown()}", field=place)
     return InvalidRequest(f"{place} is {_shown(value)}; {kind} is needed", field=place)
 
