@@ -31,7 +31,7 @@ from protos.client.serve_command import ServeOptions, resolve_model
 from tests.bench.bare_model import bare_model, decode, native_library, prefilled, timed
 from tests.bench.peer_servers import LLAMA_SERVER, ServerPeer, StreamTimes, llama_server, vllm_server
 from tests.bench.peers import ROOT, LinePeer, environment
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 DECODE = ((1, 64), (4, 64), (16, 64), (64, 64), (16, 1024))
 PREFILL = (256, 512)
@@ -133,7 +133,7 @@ async def own_round(target: str, prompts: list[str]) -> list[StreamTimes]:
 
 def end_to_end(peer: ServerPeer, *, rounds: int) -> list[Figures]:
     """Streams over the network: throughput, time to the first token, gap between arrivals."""
-    with served(is_watched=False, numerics="fast") as server:
+    with served_for_figures(numerics="fast") as server:
         return [row for streams in STREAMS for row in beside(peer, server.target, streams=streams, rounds=rounds)]
 
 

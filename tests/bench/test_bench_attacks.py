@@ -17,9 +17,8 @@ import pytest
 
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions
+from tests.support.attacked_edge import Edge, attacked_edge
 from tests.support.grpc_attacks import ATTACKS
-from tests.support.served import free_ports
-from tests.support.tiny_folder import edge_command, tiny_folder
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
 ROUNDS, ROUND_S, GOAL = 4, 2.0, 1.5
@@ -27,20 +26,9 @@ OPTIONS = GenerateOptions(max_tokens=4, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory) -> Iterator[int]:
-    folder = tmp_path_factory.mktemp("attacked")
-    model = tiny_folder(folder / "model")
-    (port,) = free_ports(1)
-    core = subprocess.Popen([sys.executable, "-m", "tests.support.fake_core_process", folder / "core.sock", "0.001"])
-    while not (folder / "core.sock").exists():
-        time.sleep(0.01)
-    flags = ("--port", str(port), "--edge-metrics-port", "0", "--log-level", "error", "--hardened")
-    edge = subprocess.Popen(edge_command(folder, model, *flags))
-    time.sleep(5)
-    yield port
-    for process in (edge, core):
-        process.terminate()
-        process.wait(30)
+def edge(tmp_path_factory) -> Iterator[Edge]:
+    with attacked_edge(tmp_path_factory.mktemp("attacked"), log_level="error") as edge:
+        yield edge
 
 
 @contextlib.contextmanager
@@ -73,15 +61,15 @@ def latencies(client: GenerationClient) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_well_behaved_client_beside_an_attacker(port, name):
+def test_a_well_behaved_client_beside_an_attacker(edge, name):
     attacked: list[float] = []
     burnt: list[float] = []
     shares: list[float] = []
     burner = str(Path(__file__).parent / "cpu_burner.py")
-    with GenerationClient(f"127.0.0.1:{port}", timeout_s=30) as client:
+    with GenerationClient(edge.target, timeout_s=30) as client:
         latencies(client)
         for _ in range(ROUNDS):
-            with beside("-m", "tests.support.grpc_attacks", name, str(port)) as attacker:
+            with beside("-m", "tests.support.grpc_attacks", name, str(edge.port)) as attacker:
                 before, begun = used_s(attacker), time.monotonic()
                 attacked += latencies(client)
                 shares.append((used_s(attacker) - before) / (time.monotonic() - begun))

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protos.client.serve_files import ServeFiles
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(1200)]
 FITTED = ((1, "32", "48"), (4, "64-192", "64"), (8, "32-128", "48"), (14, "64", "64"))
@@ -65,8 +65,8 @@ def runs_in_turns(fit_target, other_target, folder):
 def test_predictions_beside_real_runs(tmp_path):
     recording = tmp_path / "fit.fprec"
     with (
-        served(is_watched=False, numerics="fast", files=ServeFiles(record=recording)) as fit_server,
-        served(is_watched=False, numerics="fast") as other_server,
+        served_for_figures(numerics="fast", files=ServeFiles(record=recording)) as fit_server,
+        served_for_figures(numerics="fast") as other_server,
     ):
         fitted, others = runs_in_turns(fit_server.target, other_server.target, tmp_path)
     table = Table("load", "learnt from", "tokens/s real", "predicted", "", "ms a token real", "predicted", "")

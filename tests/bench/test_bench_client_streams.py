@@ -21,7 +21,7 @@ from rich.table import Table
 from protos.client.serve_command import SimulatedOptions
 from protos.client.serve_execution import WorkerOptions
 from tests.bench.peers import ROOT
-from tests.support.served import Served, scrape, served, total
+from tests.support.served import Served, scrape, served_for_figures, total
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(180)]
 STREAMS, STEP_MS, OUTPUT_TOKENS = 256, 5.0, 2000
@@ -82,8 +82,8 @@ def test_many_streams_of_real_callers(tmp_path):
     path = tmp_path / "figures.json"
     limits, simulated = WorkerOptions(num_pages=70_000), SimulatedOptions(simulated_step_ms=STEP_MS)
     flags = ("--max-rows", "256")
-    with served(
-        is_watched=False, device="simulated", numerics="fast", simulated=simulated, limits=limits, worker_flags=flags
+    with served_for_figures(
+        device="simulated", numerics="fast", simulated=simulated, limits=limits, worker_flags=flags
     ) as server:
         load = ("--concurrency", str(STREAMS), "--duration-s", str(SECONDS), "--warm-up", "0")
         lengths = ("--prompt-tokens", "64", "--output-tokens", str(OUTPUT_TOKENS), "--verify", "--json", str(path))

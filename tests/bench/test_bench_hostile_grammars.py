@@ -24,7 +24,7 @@ from protos.client.messages import GenerateOptions
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource
 from tests.support.hostile_grammars import hostile_grammars
 from tests.support.hostile_requests import PROMPT, ask_for, check_refusal
-from tests.support.served import Served, served
+from tests.support.served import Served, served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(3600)]
 ROUNDS, STREAMS, AT_ONCE = 4, 2, 4
@@ -152,7 +152,7 @@ async def measure(server: Served) -> float:
 
 
 def test_streams_beside_hostile_grammars() -> None:
-    with served(is_watched=False, numerics="fast") as server:
+    with served_for_figures(numerics="fast") as server:
         ratio = asyncio.run(measure(server))
         assert len(grammar_cpu_s(server)) <= 2
     assert ratio <= MOST_SLOWER

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tests.bench.overload_client import OUTPUT_TOKENS
 from tests.bench.peers import ROOT, LinePeer
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(1800)]
 DEADLINE_S, RAMP_S, STEADY_S, CLOSED_CALLERS, CLOSED_S = 8.0, 10.0, 20.0, 24, 15.0
@@ -106,7 +106,7 @@ def follow_hints(client: LinePeer, capacity: float) -> None:
 
 
 def test_goodput_beyond_capacity() -> None:
-    with served(is_watched=False, numerics="fast") as server:
+    with served_for_figures(numerics="fast") as server:
         client = LinePeer(Path(sys.executable), Path(__file__).parent / "overload_client.py", server.target)
         try:
             closed: Order = {"closed": CLOSED_CALLERS, "seconds": CLOSED_S, "deadline_s": 60.0, "seed": 0}

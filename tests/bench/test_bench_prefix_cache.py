@@ -10,7 +10,7 @@ import pytest
 
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(900)]
 SYSTEM_TOKENS, QUESTION_TOKENS, ROUNDS = 900, 20, 5
@@ -28,7 +28,7 @@ def first_token_s(client: GenerationClient, ids: list[int]) -> float:
 def test_first_token_behind_a_shared_system_prompt(numerics: str) -> None:
     system = [100 + (37 * position) % 4000 for position in range(SYSTEM_TOKENS)]
     misses, hits = [], []
-    with served(is_watched=False, numerics=numerics) as server, GenerationClient(server.target) as client:
+    with served_for_figures(numerics=numerics) as server, GenerationClient(server.target) as client:
         for round_ in range(ROUNDS):
             client.flush_cache()
             questions = [

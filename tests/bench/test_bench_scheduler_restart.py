@@ -16,7 +16,7 @@ from protos.client.serve_command import SimulatedOptions
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.forwardplane.v1.worker_pb2 import WorkerReport
 from tests.support.scheduler_kill import ask, supervised
-from tests.support.served import Served, served
+from tests.support.served import Served, served_for_figures
 from tests.support.worker_client import WorkerClient
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
@@ -73,8 +73,8 @@ async def one_round(server: Served, client: AsyncGenerationClient) -> tuple[floa
 async def test_bench_scheduler_restart(tmp_path, capsys):
     fetch_model(SIMULATED_MODEL, cache=tmp_path)
     steps = SimulatedOptions(simulated_step_ms=5.0)
-    with served(
-        is_watched=False, device="simulated", workers=1, model_cache=tmp_path, simulated=steps, numerics="fast"
+    with served_for_figures(
+        device="simulated", workers=1, model_cache=tmp_path, simulated=steps, numerics="fast"
     ) as server:
         async with supervised(server), AsyncGenerationClient(server.target) as client:
             rounds = [await one_round(server, client) for _ in range(ROUNDS)]

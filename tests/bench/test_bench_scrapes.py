@@ -19,7 +19,7 @@ from rich.table import Table
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
 from protos.client.serve_command import SimulatedOptions
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 STREAMS, WORKERS = 16, 4
@@ -64,7 +64,7 @@ def measure(ports):
 @pytest.mark.parametrize("loaded", [False, True], ids=["idle", "16 streams"])
 def test_scrapes(loaded):
     simulated = SimulatedOptions(simulated_step_ms=20.0)
-    with served(device="simulated", numerics="fast", workers=WORKERS, simulated=simulated) as server:
+    with served_for_figures(device="simulated", numerics="fast", workers=WORKERS, simulated=simulated) as server:
         at = server.options.ports
         ports = {"core": at.metrics_port, "edge": at.edge_metrics_port, "worker": at.worker_metrics_port}
         is_over = threading.Event()

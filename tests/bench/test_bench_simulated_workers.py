@@ -19,7 +19,7 @@ from protos.client.serve_command import SimulatedOptions
 from protos.client.serve_execution import WorkerOptions
 from protos.client.simulated_model import SIMULATED_MODEL
 from tests.support import plans
-from tests.support.served import served
+from tests.support.served import served_for_figures
 from tests.support.simulated import card
 from worker_svc.simulated.build import SimulatedSettings, build_simulated_executor
 
@@ -50,8 +50,8 @@ def shares(processes, seconds):
 def test_throughput_by_number_of_workers(workers, tmp_path):
     path = tmp_path / "figures.json"
     limits, simulated = WorkerOptions(num_pages=20_000), SimulatedOptions(simulated_step_ms=STEP_MS)
-    with served(
-        is_watched=False, device="simulated", numerics="fast", workers=workers, simulated=simulated, limits=limits
+    with served_for_figures(
+        device="simulated", numerics="fast", workers=workers, simulated=simulated, limits=limits
     ) as server:
         load = ("--concurrency", str(STREAMS_A_WORKER * workers), "--duration-s", str(SECONDS), "--warm-up", "0")
         lengths = ("--prompt-tokens", "64", "--output-tokens", "256", "--verify", "--json", str(path))

@@ -11,7 +11,7 @@ from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
 from protos.client.serve_command import SimulatedOptions
 from protos.client.simulated_model import SIMULATED_MODEL
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 REQUESTS, ROUND, CONCURRENT = 10_000, 500, 32
@@ -41,7 +41,7 @@ async def test_bench_soak(tmp_path, capsys):
     fetch_model(SIMULATED_MODEL, cache=tmp_path)
     steps = SimulatedOptions(simulated_step_ms=1.0)
     seen = []
-    with served(device="simulated", model_cache=tmp_path, simulated=steps, numerics="fast") as server:
+    with served_for_figures(device="simulated", model_cache=tmp_path, simulated=steps, numerics="fast") as server:
         processes = server.processes()
         names = [" ".join(process.cmdline()[1:5])[:48] for process in processes]
         async with AsyncGenerationClient(server.target) as client:

@@ -20,7 +20,7 @@ from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
 from protos.client.serve_command import ServeOptions, resolve_model
 from tests.bench.peers import PEERS, ROOT, TRANSFORMERS, LinePeer, environment
-from tests.support.served import served
+from tests.support.served import served_for_figures
 
 pytestmark = [pytest.mark.bench, pytest.mark.model, pytest.mark.timeout(3600)]
 CONCURRENT, PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 16, 32, 64, 3
@@ -48,7 +48,7 @@ def test_output_throughput_at_sixteen_beside_transformers():
     rates: dict[str, list[float]] = {"forwardplane": [], "transformers": []}
     peer = LinePeer(python, Path(__file__).parent / "transformers_peer.py", str(folder.weights), "2")
     try:
-        with served(is_watched=False, numerics="fast") as server:
+        with served_for_figures(numerics="fast") as server:
             asyncio.run(ours(server.target, rounds[0]))
             for prompts in rounds[1:]:
                 rates["forwardplane"].append(asyncio.run(ours(server.target, prompts)))

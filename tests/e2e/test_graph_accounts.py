@@ -9,9 +9,9 @@ import pytest
 
 from protos.wire.buckets import PHASES, choose_bucket, real_units
 from protos.wire.enums import Feature, GraphPhase, GraphRefusal, WorkerState
-from protos.wire.errors import Loading
 from protos.wire.plan import GraphChoice
 from tests.support.plans import decode, extend, fitting_mode, make_identity, make_plan, whole_forward
+from tests.support.running_worker import running_service
 from tests.support.served import scrape, total
 from tests.support.tiny_llama import tiny_folder
 from tests.support.worker_client import WorkerClient
@@ -52,26 +52,14 @@ async def worker(folder, graphs, *, metrics_port):
     service = WorkerService(
         lambda: build_executor(folder, config), Listeners(config.server, observability), config.server
     )
-    running = asyncio.create_task(service.run())
-    while not service.listeners.port:
-        await asyncio.sleep(0.005)
-    client = WorkerClient(service.listeners.port)
-    try:
-        info = await attached(client)
-        stream, _ = await client.open(incarnation=info.incarnation)
-        yield info, stream, client.report()
-    finally:
-        await client.close()
-        service.lifecycle.request_stop("test")
-        await running
-
-
-async def attached(client):
-    while True:
+    async with running_service(service):
+        client = WorkerClient(service.listeners.port)
         try:
-            return await client.attach()
-        except Loading:
-            await asyncio.sleep(0.02)
+            info = await client.attached()
+            stream, _ = await client.open(incarnation=info.incarnation)
+            yield info, stream, client.report()
+        finally:
+            await client.close()
 
 
 async def until_captured(reports):

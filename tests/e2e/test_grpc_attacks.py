@@ -1,21 +1,20 @@
 """S3, S15, S17: attacks on the callers' port of a real edge process, beside which a well-behaved client goes on."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import grpc
-import psutil
 import pytest
 
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions
 from protos.forwardplane.v1 import generate_pb2 as pb
 from protos.wire.errors import EngineError
+from tests.support.attacked_edge import Edge, attacked_edge, wait_for
+from tests.support.grpc_attacks import GENERATE, GENERATE_ONCE, UNFINISHED_FRAME, drip
 from tests.support.http2_frames import (
     ENHANCE_YOUR_CALM,
     GOAWAY,
@@ -27,29 +26,9 @@ from tests.support.http2_frames import (
     frames_until_closed,
     opened,
 )
-from tests.support.served import free_ports
-from tests.support.tiny_folder import edge_command, tiny_folder
 
-GENERATE = "/forwardplane.v1.GenerationService/Generate"
-GENERATE_ONCE = "/forwardplane.v1.GenerationService/GenerateOnce"
 MORE_RSS = 300 << 20
 """Much, since gRPC itself holds up to 3,000 calls that nobody has taken yet."""
-IDENTITY_PLAIN = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-
-
-@dataclass
-class Edge:
-    port: int
-    process: psutil.Process
-    rss: int
-    descriptors: int
-
-    @property
-    def target(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def channel(self, **options: object) -> grpc.Channel:
-        return grpc.insecure_channel(self.target, options=IDENTITY_PLAIN, **options)
 
 
 @dataclass
@@ -60,39 +39,8 @@ class GoodClient:
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory) -> Iterator[Edge]:
-    folder = tmp_path_factory.mktemp("attacked")
-    model = tiny_folder(folder / "model")
-    (port,) = free_ports(1)
-    core = subprocess.Popen([sys.executable, "-m", "tests.support.fake_core_process", folder / "core.sock", "0.001"])
-    while not (folder / "core.sock").exists():
-        time.sleep(0.01)
-    flags = ("--port", str(port), "--edge-metrics-port", "0", "--log-level", "warning", "--hardened")
-    process = subprocess.Popen(edge_command(folder, model, *flags))
-    try:
-        with GenerationClient(f"127.0.0.1:{port}") as client:
-            wait_for(lambda: client.generate(["abc"], GenerateOptions(max_tokens=2)))
-            client.generate(["abc"] * 8, GenerateOptions(max_tokens=2))
-        seen = psutil.Process(process.pid)
-        yield Edge(port, seen, seen.memory_info().rss, seen.num_fds())
-        assert process.poll() is None
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0
-        core.kill()
-        core.wait()
-
-
-def wait_for(call) -> None:
-    end = time.monotonic() + 30
-    while True:
-        try:
-            call()
-        except (EngineError, AssertionError):
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
-        else:
-            return
+    with attacked_edge(tmp_path_factory.mktemp("attacked"), log_level="warning") as edge:
+        yield edge
 
 
 @contextlib.contextmanager
@@ -196,7 +144,7 @@ def test_s15_slow_frames_and_half_open_connections_hold_nobody_up(edge):
     """100 connections each that never say a word, stop within a frame's head, or never finish their headers."""
     begun = (
         b"",
-        PREFACE + frame(SETTINGS) + frame(HEADERS, b"\x82" * 50, stream=1)[:12],
+        UNFINISHED_FRAME,
         PREFACE + frame(SETTINGS) + frame(HEADERS, b"\x82", stream=1),
     )
     with well_behaved(edge), contextlib.ExitStack() as held:
@@ -204,13 +152,6 @@ def test_s15_slow_frames_and_half_open_connections_hold_nobody_up(edge):
         for _ in range(5):
             drip(connections[100:])
             time.sleep(0.1)
-
-
-def drip(connections):
-    """One byte more into each; some are closed by now."""
-    for connection in connections:
-        with contextlib.suppress(OSError):
-            connection.send(b"\x00")
 
 
 def test_s15_a_client_that_pings_too_often_is_sent_away(edge):

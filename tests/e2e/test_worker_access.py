@@ -1,6 +1,5 @@
 """S2 at a worker's port over mutual TLS: each method with no, a foreign, an ended and another role's certificate."""
 
-import asyncio
 import contextlib
 
 import grpc
@@ -13,6 +12,7 @@ from protos.service.security_config import TlsConfig
 from tests.support.certificates import Authority, security_of
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import make_info
+from tests.support.running_worker import running_service
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.rpc.listeners import Listeners
 from worker_svc.rpc.service import WorkerService
@@ -28,14 +28,8 @@ async def worker_port(folder, *, hardened=False):
     server = ServerConfig(port=0, health_port=0)
     listeners = Listeners(server, ObservabilityConfig(metrics_port=0), TlsConfig(tls_dir=folder, hardened=hardened))
     service = WorkerService(lambda: FakeExecutor(make_info()), listeners, server)
-    running = asyncio.create_task(service.run())
-    while not service.listeners.port:
-        await asyncio.sleep(0.005)
-    try:
+    async with running_service(service):
         yield service.listeners.port
-    finally:
-        service.lifecycle.request_stop("test")
-        await running
 
 
 async def code_of(channel, method):

@@ -28,6 +28,7 @@ from protos.wire.errors import (
 from protos.wire.validate import validate_plan
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import INCARNATION, decode, extend, make_info, make_limits, make_plan, with_element, with_value
+from tests.support.running_worker import running_service
 from tests.support.worker_client import WorkerClient
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.rpc.listeners import Listeners
@@ -41,34 +42,22 @@ async def serving(*, window=1, build=None, **options):
     server = ServerConfig(port=0, health_port=0)
     listeners = Listeners(server, ObservabilityConfig(metrics_port=0))
     service = WorkerService(build or (lambda: executor), listeners, server)
-    running = asyncio.create_task(service.run())
-    while not service.listeners.port:
-        await asyncio.sleep(0.005)
-    client = WorkerClient(service.listeners.port)
-    try:
-        yield executor, client, service
-    finally:
-        executor.may_run.set()
-        await client.close()
-        service.lifecycle.request_stop("test")
-        code = await running
-    is_fatal = options.get("fault") is not None and not isinstance(options["fault"], UnsupportedFeature)
-    assert code == (ExitCode.FAULT if is_fatal else ExitCode.OK)
-    assert executor.is_closed == (build is None)
-
-
-async def attached(client, **fence):
-    while True:
+    async with running_service(service) as running:
+        client = WorkerClient(service.listeners.port)
         try:
-            return await client.attach(**fence)
-        except Loading:
-            await asyncio.sleep(0.005)
+            yield executor, client, service
+        finally:
+            executor.may_run.set()
+            await client.close()
+    is_fatal = options.get("fault") is not None and not isinstance(options["fault"], UnsupportedFeature)
+    assert running.result() == (ExitCode.FAULT if is_fatal else ExitCode.OK)
+    assert executor.is_closed == (build is None)
 
 
 @contextlib.asynccontextmanager
 async def opened(**options):
     async with serving(**options) as (executor, client, _):
-        await attached(client)
+        await client.attached()
         stream, expected_seq = await client.open()
         assert expected_seq == 1
         yield executor, client, stream
@@ -89,7 +78,7 @@ async def until(condition):
 
 async def test_attach_answers_what_the_worker_is_and_plans_run_on_the_device_thread():
     async with serving() as (executor, client, _):
-        assert await attached(client) == executor.worker_info()
+        assert await client.attached() == executor.worker_info()
         stream, _ = await client.open()
         result = await stream.run(plan(1))
         assert result.rows.statuses.tolist() == [RowStatus.TOKEN]
@@ -101,7 +90,7 @@ async def test_attach_answers_what_the_worker_is_and_plans_run_on_the_device_thr
 
 async def test_attach_races_leave_the_highest_pair_in_charge():
     async with serving() as (executor, client, _):
-        await attached(client, epoch=1, term=1)
+        await client.attached(epoch=1, term=1)
         pairs = [(epoch, term) for epoch in range(2, 6) for term in range(1, 4)]
         random.Random(5).shuffle(pairs)
         answers = await asyncio.gather(*(client.attach(epoch, term) for epoch, term in pairs), return_exceptions=True)
@@ -138,7 +127,7 @@ async def test_a_new_pair_waits_for_the_running_plan_and_ends_the_old_stream():
 
 async def test_a_peer_of_another_protocol_is_refused():
     async with serving() as (_, client, _):
-        await attached(client)
+        await client.attached()
         with pytest.raises(ProtocolMismatch):
             await client.attach(9, 9, protocol=(2, 5))
 
@@ -313,7 +302,7 @@ async def test_unreadable_bytes_end_the_stream_and_consume_no_seq(body, crc32):
 
 async def test_an_empty_message_and_a_plan_before_the_opening_end_the_call():
     async with serving() as (_, client, _):
-        await attached(client)
+        await client.attached()
         for request, error in ((ExecuteRequest(), DataFault), (None, InvalidRequest)):
             stream = type((await client.open(client_number(client)))[0])(client.stub.Execute())
             await (stream.write(request) if request else stream.send(plan(1)))
@@ -330,7 +319,7 @@ async def test_mutated_plans_never_reach_the_device():
     """Bytes changed at random, half of them under a right checksum: refused or ended, and a good plan still runs."""
     draw = random.Random(20240)
     async with serving() as (executor, client, _):
-        await attached(client)
+        await client.attached()
         stream, expected_seq = await client.open(client_number(client))
         refusals, ends = [], []
         for _ in range(400):
@@ -401,7 +390,7 @@ async def test_drain_is_announced_on_the_stream_and_in_reports():
 
 async def test_a_stopping_worker_finishes_the_running_plan_and_ends_its_streams():
     async with serving() as (executor, client, service):
-        await attached(client)
+        await client.attached()
         stream, _ = await client.open()
         report = client.report()
         executor.may_run.clear()

@@ -12,7 +12,6 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -49,9 +48,9 @@ from tests.support.edge_harness import tiny_card
 from tests.support.plan_oracle import first_problem
 from tests.support.results import make_rejected_result, make_result
 from tests.support.tiny_tokenizer import byte_level_tokenizer
-from worker_svc.protocol.messages import AttachCall
 from worker_svc.protocol.worker_protocol import WorkerProtocol
 from worker_svc.rpc.plan_intake import PlanIntake
+from worker_svc.rpc.worker_servicer import attach_call
 
 Change = Callable[[bytes, random.Random], bytes]
 WIDTH, CONTEXT = 300, 100
@@ -204,16 +203,8 @@ def run_attach(data: bytes) -> str:
     request = tolerant(worker_pb2.AttachRequest.FromString)(data[1:])  # type: ignore[misc]
     if isinstance(request, Unreadable):
         return request.name
-    asked = AttachCall(
-        epoch=request.epoch,
-        term=request.term,
-        protocol_min=request.protocol_min,
-        protocol_max=request.protocol_max,
-        features=tuple(request.features[:64]),
-        scheduler_name=request.scheduler_name[:256],
-    )
     protocol = WorkerProtocol(INFO)
-    actions = protocol.attach_requested(1, asked)
+    actions = protocol.attach_requested(1, attach_call(request))
     return " ".join(type(action).__name__ for action in actions)
 
 
@@ -349,5 +340,5 @@ TARGETS = {
     "gguf": Target(seeds=_GGUF, change=changed_gguf, run=run_gguf),
     "safetensors": Target(seeds=_SAFETENSORS, change=changed_text, run=run_safetensors),
     "tokenizer": Target(seeds=[byte_level_tokenizer().to_str().encode()], change=changed_text, run=run_tokenizer),
-    "ticket": Target(seeds=[b"\1" + _DESK.seal(_TICKET, bytes(32))], change=partial(changed_bytes), run=run_ticket),
+    "ticket": Target(seeds=[b"\1" + _DESK.seal(_TICKET, bytes(32))], change=changed_bytes, run=run_ticket),
 }

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from protos.client.bucket_sources import Observed, add_plans
+from protos.client.serve_files import ServeFiles
 from tests.support.served import served
 
 LOADS = {
@@ -22,7 +23,7 @@ TARGET = Path(__file__).with_name("bucket_traces.json")
 
 
 def recorded(path: Path, load: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    with served(device="simulated", numerics="fast", record=path) as server:
+    with served(device="simulated", numerics="fast", files=ServeFiles(record=path)) as server:
         command = [sys.executable, "-m", "protos.client.command", "bench", "--target", server.target]
         subprocess.run([*command, "--requests", REQUESTS, *load], check=True)
     observed = Observed()

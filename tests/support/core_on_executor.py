@@ -38,8 +38,8 @@ class ThroughBytes:
         pass
 
 
-class CoreOnExecutor(CoreHarness):
-    """Drives one executor with as many plans in flight and as many pages as the test says."""
+class AroundExecutor(CoreHarness):
+    """The harness around one executor, with as many plans in flight and as many pages as the test says."""
 
     def __init__(self, executor: Executor, settings: CoreSettings | None = None) -> None:
         super().__init__(settings)
@@ -52,6 +52,10 @@ class CoreOnExecutor(CoreHarness):
         self.attach(
             info=replace(info, limits=limits, sub_pools=(replace(pool, num_pages=num_pages or pool.num_pages),))
         )
+
+
+class CoreOnExecutor(AroundExecutor):
+    """One whose plans and results go through their bytes, with made-up masks."""
 
     def make_worker(self, info: WorkerInfo) -> Executor:
         self._executor.reset()

@@ -15,6 +15,8 @@ from tests.support.http2_frames import HEADERS, PING, PREFACE, SETTINGS, frame, 
 GENERATE = "/forwardplane.v1.GenerationService/Generate"
 GENERATE_ONCE = "/forwardplane.v1.GenerationService/GenerateOnce"
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+UNFINISHED_FRAME = PREFACE + frame(SETTINGS) + frame(HEADERS, b"\x82" * 50, stream=1)[:12]
+"""What a connection sends that stops within its headers."""
 CONNECTIONS = 100
 
 
@@ -51,8 +53,7 @@ def rapid_resets(port: int) -> None:
 
 def slow_frames(port: int) -> None:
     """Connections that never finish their headers, a byte now and then."""
-    begun = PREFACE + frame(SETTINGS) + frame(HEADERS, b"\x82" * 50, stream=1)[:12]
-    held(port, begun)
+    held(port, UNFINISHED_FRAME)
 
 
 def half_open(port: int) -> None:

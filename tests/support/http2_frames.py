@@ -3,12 +3,12 @@
 import socket
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 1, 3, 4, 6, 7
+HEADERS, SETTINGS, PING, GOAWAY = 1, 4, 6, 7
 ENHANCE_YOUR_CALM = 11
 
 
-def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+def frame(kind: int, payload: bytes = b"", *, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + payload
 
 
 def opened(port: int, *, sends: bytes = PREFACE + frame(SETTINGS)) -> socket.socket:

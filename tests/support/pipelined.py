@@ -6,7 +6,6 @@ ordering protocol to the executor; results come back as bytes. The stream may br
 
 import random
 from collections import deque
-from dataclasses import replace
 
 from protos.forwardplane.v1.worker_pb2 import PlanMessage
 from protos.wire.codec import decode_result, encode_result
@@ -19,7 +18,7 @@ from scheduler_svc.links.exchange import PlanExchange
 from scheduler_svc.links.link_messages import EncodedPlan, FullPlanNeeded, PlansMissing, Term
 from scheduler_svc.links.liveness import Liveness, LivenessLimits
 from scheduler_svc.links.recorder import PlanRecorder
-from tests.support.core_harness import CoreHarness
+from tests.support.core_on_executor import AroundExecutor
 from worker_svc.executor import StagingExecutor
 from worker_svc.protocol.messages import (
     AttachCall,
@@ -147,7 +146,7 @@ class WiredWorker:
         self._to_worker.extend(messages)
 
 
-class PipelinedCore(CoreHarness):
+class PipelinedCore(AroundExecutor):
     """The harness over one `WiredWorker`, w0."""
 
     def __init__(
@@ -159,21 +158,9 @@ class PipelinedCore(CoreHarness):
         draw: random.Random | None = None,
     ) -> None:
         """`draw`: when plans arrive and steps end; None: at once, and when they are waited for."""
-        super().__init__(settings)
-        self._executor = executor
+        super().__init__(executor, settings)
         self._recorder = recorder
         self._draw = draw
-
-    def attach_with(self, *, window: int, num_pages: int | None = None) -> None:
-        info = self._executor.worker_info()
-        (pool,) = info.sub_pools
-        self.attach(
-            info=replace(
-                info,
-                limits=replace(info.limits, window=window),
-                sub_pools=(replace(pool, num_pages=num_pages or pool.num_pages),),
-            )
-        )
 
     @property
     def wire(self) -> WiredWorker:

@@ -13,6 +13,7 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import RequestFinished, RequestSpec, StreamKey
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import CoreHarness
+from tests.support.core_on_executor import AroundExecutor
 from tests.support.pipelined import PipelinedCore
 from tests.support.rough_load import WIDTH, Trouble, drive, rough_specs
 from tests.support.simulated import simulated_executor
@@ -42,12 +43,8 @@ class RunReport:
         )
 
 
-class OneProcess(CoreHarness):
+class OneProcess(AroundExecutor):
     """A core that calls its executor."""
-
-    def __init__(self, executor: SimulatedExecutor) -> None:
-        super().__init__(CoreSettings(budget_tokens=256))
-        self._executor = executor
 
     def make_worker(self, info: WorkerInfo) -> Executor:
         self._executor.reset()
@@ -81,9 +78,9 @@ def compare_runs(report: RunReport, *, seed: int, requests: int, unpipelined: in
 
 
 def _one_process(specs: Sequence[RequestSpec]) -> CoreHarness:
-    core = OneProcess(executor(num_pages=4000, window=1))
+    core = OneProcess(executor(num_pages=4000, window=1), CoreSettings(budget_tokens=256))
     core.steps_a_check = STEPS_A_CHECK
-    core.attach(info=core._executor.worker_info())
+    core.attach_with(window=1)
     calm = Trouble(cancel=0.0, stop=0.0, retract=0.0, most_open=60)
     drive(core, specs, draw=random.Random(0), trouble=calm)
     core.assert_balanced()

@@ -6,6 +6,7 @@ import socket
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from rich.console import Console
 from protos.client.process_group import ProcessGroup, ServiceCommand
 from protos.client.serve_command import ServeOptions, ServePorts, resolve_model, service_commands
 from protos.client.serve_execution import ServeExecution
-from tests.support.audited import Audit, audit
+from tests.support.audited import audit
 
 MANY_RESTARTS = 1000
 Arrangement = Callable[[ServeOptions, ServiceCommand], ServiceCommand]
@@ -81,16 +82,20 @@ def on_free_ports(options: ServeOptions) -> ServeOptions:
 
 
 @contextlib.contextmanager
-def served(*, is_watched: bool = True, **choices: object) -> Iterator[Served]:
-    """As `_served`, with each process watched for code that comes from data (S1), unless time is measured."""
-    watch = audit() if is_watched else contextlib.nullcontext(None)
-    with watch as audited, _served(audited, **choices) as server:  # type: ignore[arg-type]
+def served(**choices: object) -> Iterator[Served]:
+    """As `_served`, with each process watched for code that comes from data (S1)."""
+    with audit() as audited, _served(audited.watching(), **choices) as server:  # type: ignore[arg-type]
         yield server
+
+
+def served_for_figures(**choices: object) -> AbstractContextManager[Served]:
+    """As `_served`, for what is measured: nobody watches."""
+    return _served(contextlib.nullcontext(), **choices)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
 def _served(
-    audited: Audit | None,
+    around_start: AbstractContextManager[None],
     *,
     worker_flags: tuple[str, ...] = (),
     scheduler_flags: tuple[str, ...] = (),
@@ -102,7 +107,7 @@ def _served(
     Graphs are off unless they are chosen: capturing takes the cores that the tests share.
 
     Args:
-        audited: watches them; None: nobody does.
+        around_start: is open while the processes are started for the first time.
         worker_flags: more flags of the workers, such as ServeOptions has no choice for.
         scheduler_flags: more flags of the scheduler.
         arrange: puts something of its own in a command's place, once the ports are chosen.
@@ -122,14 +127,16 @@ def _served(
                 dataclasses.replace(command, arguments=(*command.arguments, *flags[command.name.startswith("worker")]))
                 for command in commands
             ],
-            audited,
+            around_start,
         )
 
 
-def _running(options: ServeOptions, commands: list[ServiceCommand], audited: Audit | None) -> Iterator[Served]:
+def _running(
+    options: ServeOptions, commands: list[ServiceCommand], around_start: AbstractContextManager[None]
+) -> Iterator[Served]:
     group = ProcessGroup(max_restarts=MANY_RESTARTS)
     try:
-        with contextlib.nullcontext() if audited is None else audited.watching():
+        with around_start:
             group.start(commands)
         group.wait_serving(timeout_s=60.0, progress=lambda *_: None)
         yield Served(options, group)

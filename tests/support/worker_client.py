@@ -16,6 +16,7 @@ from protos.forwardplane.v1.worker_pb2_grpc import WorkerServiceStub
 from protos.service.channel import plan_channel
 from protos.service.status import from_rpc_error
 from protos.wire.codec import checksum, decode_result, encode_plan, open_message, worker_info_from_proto
+from protos.wire.errors import Loading
 from tests.support.plans import INCARNATION
 
 WAIT_S = 10
@@ -35,6 +36,14 @@ class WorkerClient:
         )
         with raised_errors():
             return worker_info_from_proto(await self.stub.Attach(request, timeout=WAIT_S))
+
+    async def attached(self, **fence):
+        """As `attach`, once the worker has loaded."""
+        while True:
+            try:
+                return await self.attach(**fence)
+            except Loading:
+                await asyncio.sleep(0.005)
 
     async def open(self, number=1, *, epoch=7, term=3, incarnation=INCARNATION):
         stream = Stream(self.stub.Execute())

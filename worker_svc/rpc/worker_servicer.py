@@ -46,15 +46,7 @@ class WorkerServicer(WorkerServiceServicer):
     async def Attach(self, request: AttachRequest, context: Context) -> AttachReply:
         """Start of an (epoch, term)."""
         loop, _ = self._parts()
-        asked = AttachCall(
-            epoch=request.epoch,
-            term=request.term,
-            protocol_min=request.protocol_min,
-            protocol_max=request.protocol_max,
-            features=tuple(request.features[:MAX_REQUIRED_FEATURES]),
-            scheduler_name=request.scheduler_name[:MAX_REASON_CHARS],
-        )
-        return worker_info_to_proto(self._reporter.current(await loop.attach(asked)))
+        return worker_info_to_proto(self._reporter.current(await loop.attach(attach_call(request))))
 
     @override
     async def Execute(
@@ -92,3 +84,15 @@ class WorkerServicer(WorkerServiceServicer):
         if self._loaded is None:
             raise Loading("the worker is loading its weights")
         return self._loaded
+
+
+def attach_call(request: AttachRequest) -> AttachCall:
+    """What the protocol is asked. Lists and texts of any length are cut."""
+    return AttachCall(
+        epoch=request.epoch,
+        term=request.term,
+        protocol_min=request.protocol_min,
+        protocol_max=request.protocol_max,
+        features=tuple(request.features[:MAX_REQUIRED_FEATURES]),
+        scheduler_name=request.scheduler_name[:MAX_REASON_CHARS],
+    )

@@ -7,10 +7,10 @@ import threading
 from dataclasses import replace
 
 from protos.wire.enums import GraphPhase, WorkerState
-from protos.wire.errors import Loading
 from protos.wire.worker_info import Buckets
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import decode, extend, make_info, make_limits, make_plan
+from tests.support.running_worker import running_service
 from tests.support.worker_client import WorkerClient
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.executor import CaptureProgress, CaptureTotals
@@ -57,25 +57,13 @@ async def serving(captures):
     server = ServerConfig(port=0, health_port=0)
     listeners = Listeners(server, ObservabilityConfig(metrics_port=0))
     service = WorkerService(lambda: CapturingFake(captures), listeners, server)
-    running = asyncio.create_task(service.run())
-    while not service.listeners.port:
-        await asyncio.sleep(0.005)
-    client = WorkerClient(service.listeners.port)
-    try:
-        yield client, service
-    finally:
-        captures.pieces.release(100)
-        await client.close()
-        service.lifecycle.request_stop("test")
-        await running
-
-
-async def attached(client, **fence):
-    while True:
+    async with running_service(service):
+        client = WorkerClient(service.listeners.port)
         try:
-            return await client.attach(**fence)
-        except Loading:
-            await asyncio.sleep(0.005)
+            yield client, service
+        finally:
+            captures.pieces.release(100)
+            await client.close()
 
 
 async def report_with(reports, condition):
@@ -106,7 +94,7 @@ async def test_plans_run_between_pieces_and_live_buckets_are_reported_as_they_ap
         first = await report_with(reports, lambda report: report.capture_budget_ms > 0)
         assert first.state == WorkerState.CAPTURING
         assert first.capture_budget_ms == UNKNOWN_BUDGET_MS
-        info = await behind_a_piece(captures, attached(client))
+        info = await behind_a_piece(captures, client.attached())
         assert info.buckets == (PENDING,)
         stream, _ = await client.open(incarnation=info.incarnation)
         await behind_a_piece(captures, stream.run(make_plan([extend(0, 5)], seq=1, info=make_info())))
@@ -118,7 +106,7 @@ async def test_plans_run_between_pieces_and_live_buckets_are_reported_as_they_ap
         done = await report_with(reports, lambda report: list(report.buckets[0].live) == [1, 2])
         done = await report_with(reports, lambda report: report.capture_budget_ms == 0)
         assert done.state == WorkerState.SERVING
-        assert (await attached(client, epoch=8)).buckets == (replace(PENDING, live=(1, 2)),)
+        assert (await client.attached(epoch=8)).buckets == (replace(PENDING, live=(1, 2)),)
         assert sample(service, "captured_graphs", phase="decode") == 2
         assert sample(service, "graph_memory_bytes", phase="decode") == 99
         assert sample(service, "capture_seconds_total", phase="decode") == 0.5
