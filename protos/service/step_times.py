@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from protos.service.first_problem import first_problem
 from protos.wire.errors import InvalidRequest
 
-Array = np.ndarray
-
 _MAX_TABLE_BYTES = 1 << 20
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
