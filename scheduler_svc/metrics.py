@@ -10,6 +10,7 @@ from importlib import metadata
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable
+from protos.service.histogram_metrics import Histograms
 from protos.wire.enums import FinishReason, WorkerState
 
 PREFIX = "forwardplane_scheduler_"
@@ -166,18 +167,9 @@ class LinkMetrics:
         self.workers.attach_refusals.labels(self.worker, reason).inc()
 
 
-@dataclass(frozen=True, slots=True)
-class _Histograms:
-    registry: CollectorRegistry
-    buckets: BucketTable
-
-    def __call__(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(PREFIX + name, text, labels, buckets=self.buckets[name], registry=self.registry)
-
-
 def create_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER_HISTOGRAMS) -> CoreMetrics:
     """All metrics of the core process, registered."""
-    histogram = _Histograms(registry, buckets)
+    histogram = Histograms(PREFIX, registry, buckets)
     return CoreMetrics(
         requests=_request_metrics(registry, histogram),
         step=_step_metrics(registry, histogram),
@@ -190,7 +182,7 @@ def create_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER
     )
 
 
-def _request_metrics(registry: CollectorRegistry, histogram: _Histograms) -> RequestMetrics:
+def _request_metrics(registry: CollectorRegistry, histogram: Histograms) -> RequestMetrics:
     finished = Counter(PREFIX + "requests_finished", "Requests that ended, by reason.", ["reason"], registry=registry)
     for reason in FinishReason:
         finished.labels(reason.name.lower())
@@ -218,7 +210,7 @@ def _request_metrics(registry: CollectorRegistry, histogram: _Histograms) -> Req
     )
 
 
-def _step_metrics(registry: CollectorRegistry, histogram: _Histograms) -> StepMetrics:
+def _step_metrics(registry: CollectorRegistry, histogram: Histograms) -> StepMetrics:
     return StepMetrics(
         build_seconds=histogram("step_build_seconds", "Time of one core step."),
         loop_lag_seconds=histogram("loop_lag_seconds", "From an event's arrival to its core step."),
@@ -269,7 +261,7 @@ def _cache_metrics(registry: CollectorRegistry) -> CacheMetrics:
     )
 
 
-def _grammar_metrics(histogram: _Histograms) -> GrammarMetrics:
+def _grammar_metrics(histogram: Histograms) -> GrammarMetrics:
     return GrammarMetrics(
         compile_seconds=histogram(
             "grammar_compile_seconds", "Time in which a grammar process compiled a grammar that it did not know."
@@ -280,7 +272,7 @@ def _grammar_metrics(histogram: _Histograms) -> GrammarMetrics:
     )
 
 
-def _plan_metrics(registry: CollectorRegistry, histogram: _Histograms) -> PlanMetrics:
+def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMetrics:
     worker = ["worker"]
     return PlanMetrics(
         encode_seconds=histogram("plan_encode_seconds", "Time to encode one plan."),

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from protos.service.histogram_buckets import WORKER_HISTOGRAMS, BucketTable
+from protos.service.histogram_metrics import Histograms
 from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
 from worker_svc.executor import CaptureProgress
 
@@ -189,7 +190,7 @@ class _Captures(Collector):
 
 def create_metrics(registry: CollectorRegistry, buckets: BucketTable = WORKER_HISTOGRAMS) -> WorkerMetrics:
     """All metrics of the worker process, registered."""
-    histogram = _Histograms(registry, buckets)
+    histogram = Histograms(PREFIX, registry, buckets)
     return WorkerMetrics(
         plans=_plan_metrics(registry, histogram),
         graphs=_graph_metrics(registry, histogram),
@@ -198,7 +199,7 @@ def create_metrics(registry: CollectorRegistry, buckets: BucketTable = WORKER_HI
     )
 
 
-def _plan_metrics(registry: CollectorRegistry, histogram: "_Histograms") -> PlanMetrics:
+def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMetrics:
     counter = _Counters(registry)
     return PlanMetrics(
         plans=counter("plans", "Plans by what became of them.", "outcome"),
@@ -210,7 +211,7 @@ def _plan_metrics(registry: CollectorRegistry, histogram: "_Histograms") -> Plan
     )
 
 
-def _graph_metrics(registry: CollectorRegistry, histogram: "_Histograms") -> GraphMetrics:
+def _graph_metrics(registry: CollectorRegistry, histogram: Histograms) -> GraphMetrics:
     counter = _Counters(registry)
     return GraphMetrics(
         replays=counter("graph_replays", "Forwards that replayed a captured graph.", *_BUCKET),
@@ -242,12 +243,3 @@ class _Counters:
 
     def __call__(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
-
-
-@dataclass(frozen=True, slots=True)
-class _Histograms:
-    registry: CollectorRegistry
-    buckets: BucketTable
-
-    def __call__(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(PREFIX + name, text, labels, buckets=self.buckets[name], registry=self.registry)

@@ -27,12 +27,12 @@ from protos.service.model_files import (
     encode_card,
     read_model_folder,
 )
+from protos.service.model_tensors import EMBEDDING
 from protos.wire.errors import InvalidModelFile, UnavailableError
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _STARTS_WITH_BOS = frozenset({"llama-bpe"})
 """Pre-tokenizers whose prompts begin with the first token even when the file does not say so."""
-_EMBEDDING = "token_embd.weight"
 
 
 @contextmanager
@@ -92,9 +92,9 @@ def model_card(header: GgufHeader, *, name: str, weights_fingerprint: str, token
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise InvalidModelFile("general.architecture is missing or no text", field="general.architecture")
-    if _EMBEDDING not in header.tensors:
-        raise InvalidModelFile(f"tensor {_EMBEDDING!r} is missing", field=_EMBEDDING)
-    vocab_size = header.tensors[_EMBEDDING].shape[0]
+    if EMBEDDING not in header.tensors:
+        raise InvalidModelFile(f"tensor {EMBEDDING!r} is missing", field=EMBEDDING)
+    vocab_size = header.tensors[EMBEDDING].shape[0]
     context_tokens = _integer(metadata, f"{architecture}.context_length", limit=1 << 31)
     if context_tokens is None or context_tokens < 1:
         raise InvalidModelFile("the weights do not say their context length", field=f"{architecture}.context_length")

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protos.client.capacity_costs import MeasuredSteps
+from protos.service.first_problem import first_problem
 from protos.service.plan_recording import Entry, EntryKind, is_recording, read_entries
 from protos.service.recording_payloads import decode_attachment
 from protos.wire.codec import decode_plan, decode_result
@@ -120,17 +121,12 @@ def read_bench_run(path: Path) -> BenchRun:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         run = BenchRun.model_validate(content)
     except (ValueError, OSError) as error:
-        where = _first_problem(error) if isinstance(error, ValidationError) else "no JSON"
+        where = ": ".join(first_problem(error)) if isinstance(error, ValidationError) else "no JSON"
         raise InvalidRequest(f"{path.name} is no result of `bench --json`: {where}", field=FIELD) from error
     if not run.context.load.concurrency:
         message = f"{path.name} was measured with --rate {run.context.load.rate:g}: a fit needs --concurrency"
         raise InvalidRequest(message, field=FIELD)
     return run
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'content'}: {first['msg']}"
 
 
 def read_recordings(paths: Sequence[Path]) -> RecordedSteps:

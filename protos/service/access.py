@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import grpc
 
-from protos.service.handlers import Context, Handler, async_behaviour, handler_like, write_all
+from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
 from protos.wire.errors import NotOffered, PermissionDenied
 
 
@@ -137,11 +137,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     def _stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[None]]:
         async def call(request: Any, context: Context) -> None:
             self._admit(method, context)
-            made = behaviour(request, context)
-            if hasattr(made, "__aiter__"):
-                await write_all(made, context)
-            else:
-                await made
+            await answer_stream(behaviour, request, context)
 
         return call
 

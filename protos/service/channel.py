@@ -4,6 +4,8 @@ The plan channel notices a stopped peer within three seconds; the caller channel
 the callers' port answers frequent ones with GOAWAY.
 """
 
+from collections.abc import Sequence
+
 import grpc
 
 from protos.service.credentials import ChannelSecurity
@@ -38,16 +40,12 @@ _CALLER_OPTIONS = (
 
 def plan_channel(target: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """A scheduler's own connection to one worker: never shared, never retried, never through a proxy."""
-    if security is None:
-        return grpc.aio.insecure_channel(target, options=_PLAN_OPTIONS)
-    return grpc.aio.secure_channel(target, security.credentials, options=(*_PLAN_OPTIONS, *_named(security)))
+    return _aio_channel(target, _PLAN_OPTIONS, security)
 
 
 def caller_channel(target: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """A caller's connection to a scheduler, for asyncio."""
-    if security is None:
-        return grpc.aio.insecure_channel(target, options=_CALLER_OPTIONS)
-    return grpc.aio.secure_channel(target, security.credentials, options=(*_CALLER_OPTIONS, *_named(security)))
+    return _aio_channel(target, _CALLER_OPTIONS, security)
 
 
 def sync_caller_channel(target: str, security: ChannelSecurity | None = None) -> grpc.Channel:
@@ -55,6 +53,12 @@ def sync_caller_channel(target: str, security: ChannelSecurity | None = None) ->
     if security is None:
         return grpc.insecure_channel(target, options=_CALLER_OPTIONS)
     return grpc.secure_channel(target, security.credentials, options=(*_CALLER_OPTIONS, *_named(security)))
+
+
+def _aio_channel(target: str, options: Sequence[tuple[str, int]], security: ChannelSecurity | None) -> grpc.aio.Channel:
+    if security is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, security.credentials, options=(*options, *_named(security)))
 
 
 def _named(security: ChannelSecurity) -> tuple[tuple[str, str], ...]:

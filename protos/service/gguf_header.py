@@ -68,6 +68,11 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
+def said(value: object) -> str:
+    """What a message says of a key's value; None: the key is not there."""
+    return "is missing" if value is None else f"is {shown(value)}"
+
+
 def read_gguf_header(path: Path) -> GgufHeader:
     """The header of the file at `path`.
 

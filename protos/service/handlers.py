@@ -20,18 +20,29 @@ def async_behaviour(handler: Any) -> Callable[..., Any] | None:
     return cast(Callable[..., Any], found) if is_async else None
 
 
-def handler_like(handler: Any, behaviour: Callable[..., Any], *, deserializer: Callable[..., Any] | None) -> Handler:
-    """A handler of the same kind that does `behaviour`."""
+def handler_like(
+    handler: Any, behaviour: Callable[..., Any], *, deserializer: Callable[..., Any] | None, reads_stream: bool = False
+) -> Handler:
+    """A handler of the same kind that does `behaviour`, which gets its one request as a stream if `reads_stream`."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
+    }[handler.request_streaming or reads_stream, handler.response_streaming]
     return cast(Handler, cast(Any, make)(behaviour, deserializer, handler.response_serializer))
 
 
-async def write_all(messages: Any, context: Context) -> None:
+async def answer_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> None:
+    """Run a behaviour that answers with a stream: a generator, or one that writes itself."""
+    made = behaviour(request, context)
+    if inspect.isasyncgen(made):
+        await _write_all(made, context)
+    else:
+        await made
+
+
+async def _write_all(messages: Any, context: Context) -> None:
     """Send what an asynchronous generator makes, and close it."""
     async with aclosing(messages):
         async for message in messages:

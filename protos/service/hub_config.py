@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from protos.service.gguf_header import Value, shown
+from protos.service.gguf_header import Value, said, shown
 from protos.service.hub_rope import rope_bands, rope_metadata
-from protos.service.hub_values import integer, number, one_of, said
+from protos.service.hub_values import integer, number, one_of
 from protos.service.model_config import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from protos.service.gguf_header import shown
+from protos.service.gguf_header import said
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 
 
@@ -37,8 +37,3 @@ def one_of(value: Any, key: str, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
         names = ", ".join("absent" if item is None else str(item).lower() for item in allowed)
         raise UnsupportedFeature(f"{key} {said(value)}, supported: {names}", field=key)
-
-
-def said(value: Any) -> str:
-    """For a message."""
-    return "is missing" if value is None else f"is {shown(value)}"

@@ -28,16 +28,12 @@ class _Part(NamedTuple):
     fields: _Fields
 
 
-class MessageScan:
-    """Of one message type. Made once for each method of a port."""
+def has_too_many_fields(message_class: Any, data: bytes) -> bool:
+    """Whether `data` has more than MAX_MESSAGE_FIELDS fields, those of embedded messages included.
 
-    def __init__(self, message_class: Any) -> None:
-        """Look at the descriptors of everything that may be inside."""
-        self._fields = _embedded(message_class.DESCRIPTOR, {})
-
-    def is_too_much(self, data: bytes) -> bool:
-        """Whether `data` has more than MAX_MESSAGE_FIELDS fields, those of embedded messages included."""
-        return len(data) >= SCANNED_BYTES and _exceeds(data, self._fields)
+    Descriptors are looked at only for a long message: this stands in front of every call.
+    """
+    return len(data) >= SCANNED_BYTES and _exceeds(data, _embedded(message_class.DESCRIPTOR, {}))
 
 
 def _embedded(descriptor: Any, known: dict[str, _Fields]) -> _Fields:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from protos.service.gguf_header import Value, shown
+from protos.service.gguf_header import Value, said, shown
 from protos.wire.errors import InvalidModelFile, UnsupportedFeature
 
 MAX_LAYERS = 512
@@ -201,7 +201,7 @@ class _Keys:
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.error(key, f"{_is(value)}, must be an integer from 1 to {limit}")
+            raise self.error(key, f"{said(value)}, must be an integer from 1 to {limit}")
         self.require(key, f"is {value}, must be 1 to {limit}", holds=1 <= value <= limit)
         return value
 
@@ -209,12 +209,8 @@ class _Keys:
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, float) or not 0 < value < MAX_NUMBER:
-            raise self.error(key, f"{_is(value)}, must be a number above 0 and below {MAX_NUMBER:g}")
+            raise self.error(key, f"{said(value)}, must be a number above 0 and below {MAX_NUMBER:g}")
         return value
-
-
-def _is(value: object) -> str:
-    return "is missing" if value is None else f"is {shown(value)}"
 
 
 _UNREAD: Mapping[str, str] = MappingProxyType(

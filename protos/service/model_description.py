@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protos.service.gguf_header import GgufHeader, read_gguf_header, shown
+from protos.service.gguf_header import GgufHeader, read_gguf_header, said, shown
 from protos.service.hub_config import hub_model_config, hub_tensors
 from protos.service.model_config import ModelBiases, ModelConfig, read_model_config
 from protos.service.model_files import CARD_FILE, ModelFolder, read_model_folder
@@ -101,8 +101,7 @@ def _described_folder(weights: Path) -> DescribedWeights:
 def _gguf_config(header: GgufHeader) -> ModelConfig:
     architecture = header.metadata.get("general.architecture")
     if architecture not in FAMILY_SHAPES:
-        said = "is missing" if architecture is None else f"is {shown(architecture)}"
-        message = f"general.architecture {said}, supported: {', '.join(FAMILY_SHAPES)}"
+        message = f"general.architecture {said(architecture)}, supported: {', '.join(FAMILY_SHAPES)}"
         raise UnsupportedFeature(message, field="general.architecture")
     embedding = header.tensors.get(EMBEDDING)
     if embedding is None:
@@ -113,9 +112,9 @@ def _gguf_config(header: GgufHeader) -> ModelConfig:
 
 
 def _check_vocabulary(header: GgufHeader, key: str, *, rows: int) -> None:
-    said = header.metadata.get(key)
-    if said is not None and said != rows:
-        raise InvalidModelFile(f"{key} is {shown(said)}, tensor {EMBEDDING!r} has {rows} rows", field=key)
+    stated = header.metadata.get(key)
+    if stated is not None and stated != rows:
+        raise InvalidModelFile(f"{key} is {shown(stated)}, tensor {EMBEDDING!r} has {rows} rows", field=key)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, tuple) and len(tokens) > rows:
         message = f"tokenizer.ggml.tokens has {len(tokens)} tokens, tensor {EMBEDDING!r} has {rows} rows"

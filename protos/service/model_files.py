@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
+from protos.service.first_problem import first_problem
 from protos.wire.errors import InvalidModelFile
 
 DEFAULT_MODEL_CACHE = Path("~/.cache/forwardplane/models")
@@ -108,9 +109,8 @@ def _read_card(path: Path) -> ModelCard:
     except OSError as error:
         raise InvalidModelFile(f"{CARD_FILE} cannot be read: {error.strerror}", field=CARD_FILE) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "content"
-        raise InvalidModelFile(f"{CARD_FILE}: {name}: {first['msg']}", field=name) from error
+        name, text = first_problem(error)
+        raise InvalidModelFile(f"{CARD_FILE}: {name}: {text}", field=name) from error
 
 
 def encode_card(card: ModelCard) -> bytes:

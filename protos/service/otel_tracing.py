@@ -15,12 +15,11 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, get
 from opentelemetry.trace import SpanKind as OtelKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from protos.service.tracing import Attributes, SpanKind, SpanStart, TraceSettings
+from protos.service.tracing import Attributes, SpanStart, TraceSettings
 
 _EXPORT_TIMEOUT_S = 5
 _HEADER = "traceparent"
 _MS_A_SECOND = 1000
-_KINDS = {SpanKind.INTERNAL: OtelKind.INTERNAL, SpanKind.SERVER: OtelKind.SERVER, SpanKind.CLIENT: OtelKind.CLIENT}
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -64,7 +63,7 @@ class OtelTracing:
         span = self._tracer.start_span(
             start.name,
             context=_context(start.parent),
-            kind=_KINDS[start.kind],
+            kind=OtelKind[start.kind.name],
             attributes=dict(attributes),
             links=links,
             start_time=start.begin_ns,

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from protos.service.message_scan import MessageScan
+from protos.service.message_scan import has_too_many_fields
 from protos.wire.errors import DataFault, InvalidRequest, MessageTooLarge
 from protos.wire.limits import MAX_MESSAGE_FIELDS
 
@@ -39,12 +39,12 @@ def tolerant(
     if deserialise is None:
         return None
     message_class = getattr(deserialise, "__self__", None)
-    scan = MessageScan(message_class) if hasattr(message_class, "DESCRIPTOR") else None
+    has_schema = hasattr(message_class, "DESCRIPTOR")
 
     def read(data: bytes) -> Any:
         if max_bytes is not None and len(data) > max_bytes:
             return TooLarge(len(data), max_bytes)
-        if scan is not None and scan.is_too_much(data):
+        if has_schema and has_too_many_fields(message_class, data):
             return Unreadable.FIELDS
         try:
             return deserialise(data)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from protos.service.gguf_header import TensorEntry, shown
-from protos.service.json_cost import json_cost
+from protos.service.json_cost import check_json_cost
 from protos.service.safetensors_header import read_safetensors_header
 from protos.wire.errors import InvalidModelFile
 
@@ -81,9 +81,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         if size > MAX_TEXT_BYTES:
             raise InvalidModelFile(f"{path.name} has {size} bytes, limit {MAX_TEXT_BYTES}", field=path.name)
         content = path.read_bytes()
-        cost = json_cost(content)
-        if cost > MAX_TEXT_COST:
-            raise InvalidModelFile(f"{path.name} takes {cost} bytes to read, limit {MAX_TEXT_COST}", field=path.name)
+        check_json_cost(content, limit=MAX_TEXT_COST, name=path.name, field=path.name)
         value = json.loads(content)
     except OSError as error:
         raise InvalidModelFile(f"{path.name} cannot be read: {error.strerror}", field=path.name) from error

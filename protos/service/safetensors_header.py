@@ -23,7 +23,7 @@ from protos.service.gguf_header import (
     shown,
 )
 from protos.service.gguf_types import TensorType
-from protos.service.json_cost import json_cost
+from protos.service.json_cost import check_json_cost
 from protos.wire.errors import InvalidModelFile
 
 MAX_HEADER_COST = 96 << 20
@@ -93,9 +93,7 @@ def _parse_json(head: bytes, label: str) -> dict[str, Any]:
             raise ValueError("a key occurs twice")
         return found
 
-    cost = json_cost(head)
-    if cost > MAX_HEADER_COST:
-        raise _error(label, "header", f"takes {cost} bytes to read, limit {MAX_HEADER_COST}")
+    check_json_cost(head, limit=MAX_HEADER_COST, name=f"{label}: header", field="header")
     try:
         value = json.loads(head, object_pairs_hook=without_twins)
     except RecursionError as error:

@@ -3,8 +3,8 @@
 Knows nothing of certificates; `tls_files` reads them.
 """
 
-import importlib
 import ipaddress
+import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from protos.service.tls_files import TlsFolder
 
 # By name, so that the library of certificates is loaded only where settings ask for TLS.
-_TLS_FILES = "protos.service.tls_files"
+_TLS_FOLDER = "protos.service.tls_files:TlsFolder"
 
 
 class TlsConfig(ConfigGroup):
@@ -53,7 +53,7 @@ def open_tls_folder(folder: Path | None, *, needs_authority: bool = True) -> "Tl
     """
     if folder is None:
         return None
-    opened: TlsFolder = importlib.import_module(_TLS_FILES).TlsFolder(folder, needs_authority=needs_authority)
+    opened: TlsFolder = pkgutil.resolve_name(_TLS_FOLDER)(folder, needs_authority=needs_authority)
     return opened
 
 

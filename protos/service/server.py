@@ -70,7 +70,8 @@ class ServerOptions:
     max_message_bytes: int | None = None
     """Both directions; absent: the profile's (4 MiB, plans 8 MiB)."""
     hardened: bool = False
-    """No patience with abuse: one bad ping ends a connection, and so does having no call for two minutes."""
+    """No patience with abuse: one bad ping ends a connection. So does having no call for two minutes on a CALLER port;
+    links to workers may be idle."""
     handshake_timeout_ms: int = 10_000
     """gRPC's own is two minutes, in which each half-open connection holds a descriptor."""
     max_concurrent_streams: int = 1024

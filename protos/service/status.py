@@ -5,7 +5,6 @@ that gRPC itself makes (nothing listens, transport cap, deadline) become sensibl
 """
 
 import asyncio
-import inspect
 import logging
 import re
 import secrets
@@ -22,7 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from protos.forwardplane.v1.error_pb2 import Blast, ErrorDetail, Retry
-from protos.service.handlers import Context, Handler, async_behaviour, handler_like, write_all
+from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
 from protos.service.readable import checked, checked_stream, tolerant
 from protos.wire import errors
 from protos.wire.errors import EngineError, InternalFault, StaleEpoch
@@ -175,10 +174,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[..., Awaitable[None]]:
         async def call(request: Any, context: Context) -> None:
             async with self._border(method, context):
-                if inspect.isasyncgenfunction(behaviour):
-                    await write_all(behaviour(check(request), context), context)
-                else:
-                    await behaviour(check(request), context)
+                await answer_stream(behaviour, check(request), context)
 
         return call
 

@@ -14,9 +14,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from protos.service.first_problem import first_problem
 from protos.wire.errors import InvalidRequest
-
-Array = np.ndarray
 
 _MAX_TABLE_BYTES = 1 << 20
 
@@ -124,9 +123,8 @@ def read_step_times(path: Path, *, field: str) -> StepTimes:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"step time table {path.name} is no TOML", field=field) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "content"
-        raise InvalidRequest(f"step time table {path.name}: {place}: {first['msg']}", field=field) from error
+        place, text = first_problem(error)
+        raise InvalidRequest(f"step time table {path.name}: {place}: {text}", field=field) from error
 
 
 def _interpolated(places: tuple[int, ...], values: "tuple[float, ...] | list[float]", place: float) -> float:

@@ -23,18 +23,18 @@ class _Hasher:
         self._hash = hashlib.blake2b(digest_size=limits.DIGEST_BYTES)
 
     def name(self, text: str) -> None:
-        self._hash.update(struct.pack("<I", len(text)) + text.encode())
+        self._hash.update(_prefixed(text))
 
     def numbers(self, name: str, *values: int) -> None:
         self.name(name)
         self._hash.update(struct.pack(f"<I{len(values)}q", len(values), *(_signed(value) for value in values)))
 
     def content(self, name: str, content: bytes) -> None:
-        self._hash.update(struct.pack("<I", len(name)) + name.encode() + struct.pack("<Q", len(content)))
+        self._hash.update(_head(name, len(content)))
         self._hash.update(content)
 
     def array(self, name: str, array: np.ndarray) -> None:
-        head = struct.pack("<I", len(name)) + name.encode() + struct.pack("<Q", array.nbytes)
+        head = _head(name, array.nbytes)
         if array.nbytes < _COPIED_BYTES:
             self._hash.update(head + array.tobytes())
         else:
@@ -110,6 +110,15 @@ def _add_mask(hasher: _Hasher, mask: Mask) -> None:
         array = getattr(mask, column.name)
         if array is not None:
             hasher.array(column.name, array)
+
+
+def _head(name: str, size: int) -> bytes:
+    """What stands in front of `size` bytes of content."""
+    return _prefixed(name) + struct.pack("<Q", size)
+
+
+def _prefixed(text: str) -> bytes:
+    return struct.pack("<I", len(text)) + text.encode()
 
 
 def _signed(value: int) -> int:

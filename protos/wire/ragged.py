@@ -73,8 +73,7 @@ def joined_spans(
             size = int(first_lens[begin:end].sum())
             start, place = int(first_starts[begin]), int(indptr[begin])
             content[place : place + size] = first[start : start + size]
-        content[span_indexes(indptr[:-1] + first_lens, second_lens)] = second
-        return indptr, content
-    content[span_indexes(indptr[:-1], first_lens)] = first[span_indexes(first_starts, first_lens)]
+    else:
+        content[span_indexes(indptr[:-1], first_lens)] = first[span_indexes(first_starts, first_lens)]
     content[span_indexes(indptr[:-1] + first_lens, second_lens)] = second
     return indptr, content

@@ -25,6 +25,7 @@ class Range(NamedTuple):
 
 
 _BY_MODEL = math.inf
+_MAX_SHOWN_BITS = 128
 _ADDITIVE = Range(-limits.MAX_ADDITIVE_PENALTY, limits.MAX_ADDITIVE_PENALTY)
 _TOKEN_ID = Range(0, _BY_MODEL)
 
@@ -64,6 +65,3 @@ def show_number(value: float) -> str:
     if not isinstance(value, int):
         return f"{value:g}"
     return str(value) if value.bit_length() <= _MAX_SHOWN_BITS else f"a number of {value.bit_length()} bits"
-
-
-_MAX_SHOWN_BITS = 128

@@ -6,16 +6,14 @@ is refused at once. Guards: whatever ends a call, it is counted no more.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
-from typing import Any, TypeAlias, cast
+from contextlib import contextmanager
+from typing import Any, cast
 
 import grpc
 
+from protos.service.handlers import Context, Handler, answer_stream, handler_like
 from protos.wire.errors import DeadlinePassed, InvalidRequest, QueueFull
 from scheduler_svc.edge.metrics import EdgeMetrics, counting_rejections
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 RETRY_AFTER_MS = 1000
 MESSAGE_LIMIT_S = 30.0
@@ -76,8 +74,10 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or gate is None or handler.request_streaming:
             return cast(Handler, handler)
         if handler.response_streaming:
-            return _like(handler, grpc.stream_stream_rpc_method_handler, self._stream(handler.unary_stream, gate))
-        return _like(handler, grpc.stream_unary_rpc_method_handler, self._unary(handler.unary_unary, gate))
+            behaviour = self._stream(handler.unary_stream, gate)
+        else:
+            behaviour = self._unary(handler.unary_unary, gate)
+        return handler_like(handler, behaviour, deserializer=handler.request_deserializer, reads_stream=True)
 
     def _unary(self, behaviour: Callable[..., Any], gate: CallGate) -> Callable[..., Awaitable[Any]]:
         async def call(requests: AsyncIterator[Any], context: Context) -> Any:
@@ -86,13 +86,10 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _stream(self, behaviour: Callable[..., Any], gate: CallGate) -> Callable[..., AsyncIterator[Any]]:
-        async def call(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+    def _stream(self, behaviour: Callable[..., Any], gate: CallGate) -> Callable[..., Awaitable[None]]:
+        async def call(requests: AsyncIterator[Any], context: Context) -> None:
             with gate.entered(self._metrics):
-                request = await self._message(requests)
-                async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
+                await answer_stream(behaviour, await self._message(requests), context)
 
         return call
 
@@ -104,7 +101,3 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             raise DeadlinePassed(f"the call's message did not arrive within {self._limit_s:g} s") from None
         raise InvalidRequest("the call has no message")
-
-
-def _like(handler: Any, make: Callable[..., Any], behaviour: Callable[..., Any]) -> Handler:
-    return cast(Handler, make(behaviour, handler.request_deserializer, handler.response_serializer))

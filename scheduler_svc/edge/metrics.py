@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable
+from protos.service.histogram_metrics import Histograms
 from protos.wire.errors import EngineError
 
 PREFIX = "forwardplane_scheduler_"
@@ -88,10 +89,7 @@ def counting_rejections(metrics: EdgeMetrics) -> Iterator[None]:
 
 def create_edge_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER_HISTOGRAMS) -> EdgeMetrics:
     """All metrics of an edge process, registered."""
-
-    def histogram(name: str, help_text: str) -> Histogram:
-        return Histogram(PREFIX + name, help_text, buckets=buckets[name], registry=registry)
-
+    histogram = Histograms(PREFIX, registry, buckets)
     return EdgeMetrics(
         requests=Counter(
             PREFIX + "requests", "Calls by method or route and gRPC code.", ["method", "code"], registry=registry

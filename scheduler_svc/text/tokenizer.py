@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from protos.service.json_cost import json_cost
+from protos.service.json_cost import check_json_cost
 from protos.wire.errors import InvalidModelFile
 from scheduler_svc.text.detokenizer import IncrementalDecoder, byte_fallback_decoder, byte_level_decoder
 from scheduler_svc.text.pieces import ByteFallbackPieces, ByteLevelPieces, pieces_of
@@ -131,10 +131,7 @@ def _content(path: Path) -> bytes:
     if size > MAX_TOKENIZER_BYTES:
         raise InvalidModelFile(f"tokenizer.json has {size} bytes, limit {MAX_TOKENIZER_BYTES}", field=_FIELD)
     content = path.read_bytes()
-    cost = json_cost(content)
-    if cost > MAX_TOKENIZER_COST:
-        message = f"tokenizer.json takes {cost} bytes to read, limit {MAX_TOKENIZER_COST}"
-        raise InvalidModelFile(message, field=_FIELD)
+    check_json_cost(content, limit=MAX_TOKENIZER_COST, name="tokenizer.json", field=_FIELD)
     return content
 
 
