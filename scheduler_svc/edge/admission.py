@@ -144,7 +144,7 @@ class Admission:
         left_s, terms = call.desk.terms(asked, left_s=left_s)
         ticket = terms[0].ticket
         submit = resolve_request(
-            request, prompt_ids, facts=facts, drawn_seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
+            request, prompt_ids, facts=facts, seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
         )
         if call.pooled is not None:
             submit.prompt_wants.states = call.pooled
