@@ -5,7 +5,7 @@ Knows nothing of gRPC. Guards: whatever is refused was refused before anything w
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from protos.forwardplane.v1.bridge_pb2 import StateUse, SubmitStream
 from protos.forwardplane.v1.generate_pb2 import GenerateRequest, ResumedSample
@@ -26,6 +26,18 @@ MAX_HELD_IDS = 4096
 Checked = tuple[CallerStream, SubmitStream]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What holds for all requests of one call."""
+
+    caller: CallerIdentity
+    deadline: float
+    """On the event loop's clock."""
+    desk: ResumeDesk
+    max_held_ids: int | None
+    pooled: StateUse.ValueType | None = None
+
+
 class Admission:
     """Made by the edge's composition root."""
 
@@ -40,6 +52,8 @@ class Admission:
     ) -> None:
         """Join the parts. `max_hidden_mode`: highest that callers may ask for."""
         self._resuming = resuming
+        self._no_tickets = ResumeDesk(None)
+        """For calls whose answers carry none."""
         self._link = link
         self._max_hidden_mode = max_hidden_mode
         self._tokenizer = tokenizer
@@ -64,7 +78,8 @@ class Admission:
         Raises:
             EngineError: refused.
         """
-        checked = await self._check(request, caller, deadline=deadline, max_held_ids=MAX_HELD_IDS)
+        call = _Call(caller=caller, deadline=deadline, desk=self._resuming, max_held_ids=MAX_HELD_IDS)
+        checked = await self._check(request, call)
         self._open(checked, traceparent)
         return [stream for stream, _ in checked]
 
@@ -93,15 +108,14 @@ class Admission:
         """
         check_num_requests(len(requests))
         self._link.quotas.take_requests(caller, len(requests) - 1)
+        call = _Call(caller=caller, deadline=deadline, desk=self._no_tickets, max_held_ids=max_held_ids, pooled=pooled)
         checked: list[Checked] = []
         for index, request in enumerate(requests):
             place = f"requests[{index}]."
             try:
                 if request.resume:
                     raise InvalidRequest("resume is for Generate, which streams", field="resume")
-                checked += await self._check(
-                    request, caller, deadline=deadline, max_held_ids=max_held_ids, pooled=pooled, place=place
-                )
+                checked += await self._check(request, call, place=place)
             except EngineError as error:
                 error.field = f"{place}{error.field}".rstrip(".")
                 raise
@@ -113,36 +127,27 @@ class Admission:
             submit.traceparent = traceparent
         self._link.open_all(checked)
 
-    async def _check(
-        self,
-        request: GenerateRequest,
-        caller: CallerIdentity,
-        *,
-        deadline: float,
-        max_held_ids: int | None,
-        pooled: StateUse.ValueType | None = None,
-        place: str = "",
-    ) -> list[Checked]:
+    async def _check(self, request: GenerateRequest, call: _Call, *, place: str = "") -> list[Checked]:
         self.check_gate()
-        facts = self._link.facts
+        facts, caller = self._link.facts, call.caller
         validate_generate(request, facts)
         self._encoder.check_length(request, facts)
-        if pooled is None:
+        if call.pooled is None:
             check_hidden_states(request, self._max_hidden_mode)
         await self._encoder.check_grammar(request)
         prompt_ids = await self._encoder.prompt_ids(request)
         prompt_text = await self._encoder.prompt_text(request, prompt_ids) if request.echo else None
-        left_s = deadline - asyncio.get_running_loop().time()
+        left_s = call.deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise DeadlinePassed("the request's time was over before it was admitted")
         asked = Asked(request, prompt_ids, card=facts.card, caller=caller)
-        left_s, terms = self._resuming.terms(asked, left_s=left_s)
+        left_s, terms = call.desk.terms(asked, left_s=left_s)
         ticket = terms[0].ticket
         submit = resolve_request(
-            request, prompt_ids, facts=facts, drawn_seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
+            request, prompt_ids, facts=facts, seed=ticket.seed, deadline_ms=max(1, int(left_s * 1000))
         )
-        if pooled is not None:
-            submit.prompt_wants.states = pooled
+        if call.pooled is not None:
+            submit.prompt_wants.states = call.pooled
         submit.isolation_domain = caller.isolation_domain(request.cache_salt)
         submit.request_id = ticket.request_id
         submit.share_domain = caller.share_domain
@@ -160,7 +165,7 @@ class Admission:
             grammar=request.WhichOneof("grammar"),
         )
         opened = [(self._named(names, own), own.held) for own in terms]
-        return [self._sample(request, submit, own, held=held, max_held_ids=max_held_ids) for own, held in opened]
+        return [self._sample(request, submit, own, held=held, max_held_ids=call.max_held_ids) for own, held in opened]
 
     def _named(self, names: StreamNames, terms: SampleTerms) -> StreamNames:
         """The names of one sample."""

@@ -1,6 +1,6 @@
 """A checked request and its token ids to what the core is asked: every default applied, every number final.
 
-Pure but for the seed it is handed. Knows nothing of calls or sockets.
+Pure. Knows nothing of calls or sockets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ _STATE_USES: Mapping[HiddenMode, StateUse.ValueType] = MappingProxyType(
 
 
 def resolve_request(
-    request: GenerateRequest, prompt_ids: Sequence[int], *, facts: ModelFacts, drawn_seed: int, deadline_ms: int
+    request: GenerateRequest, prompt_ids: Sequence[int], *, facts: ModelFacts, seed: int, deadline_ms: int
 ) -> SubmitStream:
     """The message for the core, without the names of the stream.
 
@@ -43,7 +43,7 @@ def resolve_request(
         request: passed `validate_generate`.
         prompt_ids: its prompt.
         facts: of the served model.
-        drawn_seed: for a request that brings none.
+        seed: of its ticket.
         deadline_ms: time left.
 
     Raises:
@@ -51,7 +51,7 @@ def resolve_request(
     """
     return SubmitStream(
         prompt_ids=np.asarray(prompt_ids, "<i4").tobytes(),
-        sampling=_sampling(request.sampling, facts.card.generation, drawn_seed),
+        sampling=_sampling(request.sampling, facts.card.generation, seed),
         max_tokens=output_room(len(prompt_ids), request, facts),
         min_tokens=request.stop.min_tokens,
         stop_token_ids=_ids(_stop_ids(request, facts)),
@@ -112,7 +112,7 @@ def _stop_ids(request: GenerateRequest, facts: ModelFacts) -> set[int]:
     return {*silent_ids(request, facts), *request.stop.stop_token_ids}
 
 
-def _sampling(asked: SamplingParameters, defaults: GenerationDefaults, drawn_seed: int) -> ResolvedSampling:
+def _sampling(asked: SamplingParameters, defaults: GenerationDefaults, seed: int) -> ResolvedSampling:
     own = _own_settings(defaults)
     own.MergeFrom(asked)
     bias = dict(sorted(own.logit_bias.items()))
@@ -121,7 +121,7 @@ def _sampling(asked: SamplingParameters, defaults: GenerationDefaults, drawn_see
         top_p=own.top_p if own.HasField("top_p") else 1.0,
         top_k=own.top_k,
         min_p=own.min_p,
-        seed=own.seed if own.HasField("seed") else drawn_seed,
+        seed=seed,
         repetition_penalty=own.repetition_penalty if own.HasField("repetition_penalty") else 1.0,
         frequency_penalty=own.frequency_penalty,
         presence_penalty=own.presence_penalty,

@@ -76,11 +76,10 @@ def _kind_of_prompts(value: Any) -> str | None:
 
 
 def as_many(value: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:
-    """One prompt or several, as a list."""
-    if isinstance(value, str):
+    """One prompt or several, as a list. Of one kind and not empty, as the fields' types say."""
+    if isinstance(value, str) or isinstance(value[0], int):
         return [value]
-    ids = [item for item in value if isinstance(item, int)]
-    return [ids] if ids else [item for item in value if not isinstance(item, int)]
+    return value
 
 
 def _parts(value: Any) -> Any:

@@ -97,20 +97,18 @@ class EchoedPrompt:
         """
         self._writer = writer
         self._first = (first_id, has_text)
-        self._has_begun = False
-        self._said: dict[str, list[Any]] = {}
+        self._said: list[dict[str, list[Any]]] = []
 
     def next(self, items: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
         """The next tokens of the prompt; the first of all in front of those that are given first."""
-        parts = [] if self._has_begun else [self._writer.of_first(self._first[0], has_text=self._first[1])]
-        self._has_begun = True
+        parts = [] if self._said else [self._writer.of_first(self._first[0], has_text=self._first[1])]
         new = joined([*parts, self._writer.of(items)])
-        self._said = joined([self._said, new]) if self._said else new
+        self._said.append(new)
         return new
 
     def again(self) -> dict[str, list[Any]]:
         """All that was said so far, for another sample of the same prompt."""
-        return self._said
+        return joined(self._said) if self._said else {}
 
 
 class EchoedLogprobs:

@@ -15,7 +15,7 @@ def resolve(request: pb.GenerateRequest, *, capacity_tokens: int = 0, **defaults
     card = tiny_card(7, generation=GenerationDefaults(**defaults))
     core = CoreModel(context_tokens=50, capacity_tokens=capacity_tokens, logits_width=300)
     facts = model_facts(card, core, has_chat_template=False)
-    return resolve_request(request, [1, 2], facts=facts, drawn_seed=11, deadline_ms=5)
+    return resolve_request(request, [1, 2], facts=facts, seed=11, deadline_ms=5)
 
 
 def test_neutral_values_where_nobody_says_anything() -> None:
@@ -31,10 +31,9 @@ def test_the_models_own_settings_hold_until_the_caller_says_otherwise() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 40, 0.125)
     assert sampling.repetition_penalty == 1.5
 
-    asked = SamplingParameters(temperature=0, top_p=1, top_k=0, min_p=0, seed=0, repetition_penalty=1)
+    asked = SamplingParameters(temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
     sampling = resolve(pb.GenerateRequest(sampling=asked), **own).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 1, 0, 0)
-    assert sampling.seed == 0
 
 
 def test_lengths_and_stops() -> None:

@@ -85,6 +85,14 @@ def test_samples_of_one_request_share_id_and_seed_and_a_server_without_key_gives
         terms(GenerateRequest(text="a", resume=[ResumedSample(ticket=sealed[0].sealed)]), None)
 
 
+def test_the_seed_is_the_callers_own_if_it_names_one_and_drawn_if_not() -> None:
+    for seed in (0, 2**64 - 1):
+        request = GenerateRequest(text="a", sampling=SamplingParameters(n=2, seed=seed))
+        assert [own.ticket.seed for tickets in (None, desk(OLD)) for own in terms(request, tickets)] == [seed] * 4
+    drawn = [terms(GenerateRequest(text="a"), None)[0].ticket.seed for _ in range(2)]
+    assert drawn[0] != drawn[1]
+
+
 def test_a_sample_twice_and_tickets_of_two_requests_are_refused() -> None:
     request = GenerateRequest(text="a", sampling=SamplingParameters(n=2))
     first, second = terms(request, desk(OLD)), terms(request, desk(OLD))
