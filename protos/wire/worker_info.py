@@ -37,6 +37,11 @@ class WorkerLimits:
     max_hidden_states: int = 0
     """Most hidden states of one plan, all rows together."""
 
+    @property
+    def ring_plans(self) -> int:
+        """Plans whose tokens a worker remembers: those in flight and two more."""
+        return self.window + 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:

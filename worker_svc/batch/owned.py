@@ -1,7 +1,6 @@
-"""Copies that belong to a batch: read-only host arrays, device tensors of their own storage. Knows no batch."""
+"""Copies that belong to a batch: read-only host arrays, tensors with a tail. Knows no batch."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 Array = np.ndarray
@@ -12,11 +11,6 @@ def frozen_copy(values: Array) -> Array:
     copy = np.array(values)
     copy.setflags(write=False)
     return copy
-
-
-def device_copy(host: Array, device: torch.device) -> Tensor:
-    """A device tensor of its own storage, also on the CPU."""
-    return torch.from_numpy(np.array(host)).to(device)
 
 
 def with_tail(values: Tensor, length: int, *, fill: int) -> Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.owned import device_copy, is_same
+from worker_svc.batch.owned import is_same
+from worker_svc.device.host_staging import device_copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

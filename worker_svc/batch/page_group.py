@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.batch.owned import Array, device_copy, frozen_copy, is_same, with_tail
+from worker_svc.batch.owned import Array, frozen_copy, is_same, with_tail
+from worker_svc.device.host_staging import device_copy
 
 SINK_SLOT = 0
 

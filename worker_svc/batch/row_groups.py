@@ -12,7 +12,8 @@ from torch import Tensor
 
 from protos.wire.enums import HiddenMode
 from worker_svc.batch.logit_rules import LogitRules
-from worker_svc.batch.owned import Array, device_copy, frozen_copy, is_same
+from worker_svc.batch.owned import Array, frozen_copy, is_same
+from worker_svc.device.host_staging import device_copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

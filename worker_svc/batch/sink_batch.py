@@ -6,9 +6,10 @@ import torch
 from protos.wire.enums import ForwardMode, GraphRefusal
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.forward_mode import traits_of
-from worker_svc.batch.owned import device_copy, frozen_copy
+from worker_svc.batch.owned import frozen_copy
 from worker_svc.batch.page_group import sink_group
 from worker_svc.batch.row_groups import ExtendGroup
+from worker_svc.device.host_staging import device_copy
 
 _ONE = frozen_copy(np.ones(1, np.int32))
 _ZERO = frozen_copy(np.zeros(1, np.int32))

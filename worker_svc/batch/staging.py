@@ -21,9 +21,6 @@ from worker_svc.device.host_staging import Landing, ToHost, Transfers, direct_tr
 from worker_svc.device.token_ring import TokenRing
 from worker_svc.kv.write_plan import SlotTranslator
 
-_SPARE_RING_PLANS = 2
-"""Plans that the ring holds beyond those in flight."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagedPlan:
@@ -74,7 +71,7 @@ class PlanStaging:
             translator=translator, page_sizes=page_sizes, device=device, hidden_mode=hidden_mode
         )
         limits = info.limits
-        self._ring = TokenRing(num_plans=limits.window + _SPARE_RING_PLANS, max_rows=limits.max_rows, device=device)
+        self._ring = TokenRing(num_plans=limits.ring_plans, max_rows=limits.max_rows, device=device)
 
     def stage(self, plan: ForwardPlan) -> StagedPlan:
         """Prepare a validated plan.

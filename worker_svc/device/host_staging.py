@@ -74,6 +74,11 @@ class SideCopies(Protocol):
         ...
 
 
+def device_copy(host: Array, device: torch.device) -> Tensor:
+    """A device tensor of its own storage, also on the CPU."""
+    return torch.from_numpy(np.array(host)).to(device)
+
+
 class DirectStaging:
     """Each array copied by itself, at once. It is its own slot, for any number of plans: nothing is shared."""
 
@@ -86,7 +91,7 @@ class DirectStaging:
 
     def put(self, host: Array) -> Tensor:
         """A tensor of its own storage."""
-        return torch.from_numpy(np.array(host)).to(self._device)
+        return device_copy(host, self._device)
 
     def landing(self) -> Landing:
         """Nothing is on its way."""

@@ -13,6 +13,7 @@ from protos.service.recording_payloads import RecentTokens
 from protos.wire.enums import Feature
 from protos.wire.plan import ForwardPlan, PenaltyColumns, TokenColumns
 from protos.wire.worker_info import WorkerInfo
+from worker_svc.batch.positions import extend_positions, token_rows
 
 Array = np.ndarray
 
@@ -40,9 +41,8 @@ def with_literals(plan: ForwardPlan, known: KnownTokens, *, oldest_seq: int = 0)
     if not known or tokens.sources is None or tokens.ref_seqs is None or tokens.ref_rows is None:
         return plan
     places = np.flatnonzero(tokens.sources)
-    lengths = plan.rows.extend_lens.astype(np.int64)
-    owners = np.repeat(np.arange(plan.rows.num_rows), lengths)[places]
-    positions = places - (np.cumsum(lengths) - lengths)[owners] + plan.rows.first_positions[owners]
+    owners = token_rows(plan.rows.extend_lens)[places]
+    positions = extend_positions(plan.rows.first_positions, plan.rows.extend_lens)[places]
     ids, sources = tokens.ids.copy(), tokens.sources.copy()
     is_kept = np.ones(len(places), bool)
     replaced: dict[int, list[int]] = {}

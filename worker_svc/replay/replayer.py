@@ -22,9 +22,6 @@ from worker_svc.replay.comparison import Difference, first_difference
 from worker_svc.replay.literal_plans import KnownTokens, as_own, known_tokens, with_literals
 from worker_svc.replay.pool_rebuild import rebuild_plans
 
-_SPARE_RING_PLANS = 2
-"""Plans that a worker's token ring holds beyond those in flight."""
-
 
 @dataclass(slots=True, kw_only=True)
 class ReplayCounts:
@@ -125,7 +122,7 @@ class Replayer:
         if recorded.rejection is not None:
             self.counts.rejected += 1
             return
-        ring_plans = self._executor.worker_info().limits.window + _SPARE_RING_PLANS
+        ring_plans = self._executor.worker_info().limits.ring_plans
         plan = self._rules.on_graphs(plan)
         got = self._execute(with_literals(plan, self._known, oldest_seq=plan.identity.seq - ring_plans))
         self._count(plan, recorded, got)

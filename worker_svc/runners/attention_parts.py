@@ -12,13 +12,14 @@ import torch
 from kernels.native import ThreadPool
 from protos.service.model_config import ModelConfig
 from worker_svc.attention.base import AttentionBackend, verify_bound
-from worker_svc.attention.choice import AttentionRequest, choose_attention
+from worker_svc.attention.choice import choose_attention
 from worker_svc.attention.machine import attention_machine
 from worker_svc.attention.registry import AttentionTools, attention_pair
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import KVGeometry, TokenToKVPool
 from worker_svc.models.pool_geometries import pool_geometries
-from worker_svc.numerics import DTYPES, ReproducibleNumerics
+from worker_svc.numerics import DTYPES
+from worker_svc.runners.attention_rules import attention_request
 from worker_svc.runners.executor_settings import ExecutorSettings
 
 logger = logging.getLogger(__name__)
@@ -29,16 +30,7 @@ class AttentionParts:
 
     def __init__(self, settings: ExecutorSettings, config: ModelConfig, *, threads: int) -> None:
         """Raises UnsupportedFeature when what the settings ask for cannot work."""
-        request = AttentionRequest(
-            prefill=settings.prefill_attention,
-            decode=settings.decode_attention,
-            reproducible=settings.numerics == ReproducibleNumerics.name,
-            plain=settings.kernels == "torch",
-            device=torch.device(settings.device).type,
-            dtype=settings.dtype,
-            page_size=settings.page_size,
-            head_dim=config.head_dim,
-        )
+        request = attention_request(settings, head_dim=config.head_dim)
         machine = attention_machine(request.possible())
         self.choice = choose_attention(request, machine.absent)
         for reason in self.choice.reasons:

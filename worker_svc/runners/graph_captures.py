@@ -78,6 +78,11 @@ class _Attempt:
     began_ns: int
     pieces_ns: list[int] = field(default_factory=list)
 
+    @property
+    def spent_ns(self) -> int:
+        """On all pieces so far, and on nothing that ran between them."""
+        return sum(self.pieces_ns)
+
 
 class GraphCaptures:
     """Owns the state of every bucket of the given runners. Used by the device thread only, but for `progress`."""
@@ -95,7 +100,7 @@ class GraphCaptures:
         self._misses: Counter[Bucket] = Counter()
         self._times = {runner.shapes.phase: _PieceTimes() for runner in self.runners}
         self._totals = {runner.shapes.phase: CaptureTotals() for runner in self.runners}
-        self._preparations = Preparations(clock_ns)
+        self._preparations: Preparations[Bucket] = Preparations(clock_ns)
         self._unprepared = self._to_prepare()
         self.progress = self._progress()
 
@@ -164,10 +169,10 @@ class GraphCaptures:
             runner.capture(bucket, example=self._examples[phase], pause=pause)
         except FAILURES as error:
             _log_failure(attempt.bucket, error)
-            return self._settle(runner, attempt, is_live=False, grown=self._bytes() - before)
+            return self._settle(attempt.bucket, spent_ns=attempt.spent_ns, is_live=False, grown=self._bytes() - before)
         self._piece_ended(attempt)
         self._learn(attempt)
-        return self._settle(runner, attempt, is_live=True, grown=self._bytes() - before)
+        return self._settle(attempt.bucket, spent_ns=attempt.spent_ns, is_live=True, grown=self._bytes() - before)
 
     def _to_prepare(self) -> dict[Bucket, Preparation]:
         """What has to be done before buckets can be captured, the largest first."""
@@ -182,24 +187,21 @@ class GraphCaptures:
         """Take note of one that has ended, and start the next."""
         ended = self._preparations.take_ended()
         if ended is not None:
-            bucket = next(bucket for bucket in self._unprepared if bucket == ended.key)
-            del self._unprepared[bucket]
-            attempt = _Attempt(bucket, began_ns=0, pieces_ns=[ended.nanoseconds])
+            del self._unprepared[ended.key]
             if ended.problem is None:
-                self._spent(attempt)
+                self._spent(ended.key[0], ended.nanoseconds)
             else:
-                _log_failure(bucket, ended.problem)
-                self._settle(self._runner(bucket[0]), attempt, is_live=False, grown=0)
-        if self._unprepared and self._preparations.running is None:
+                _log_failure(ended.key, ended.problem)
+                self._settle(ended.key, spent_ns=ended.nanoseconds, is_live=False, grown=0)
+        if self._unprepared and not self._preparations.is_running:
             self._preparations.start(*next(iter(self._unprepared.items())))
 
     def _runner(self, phase: GraphPhase) -> GraphRunner:
         return next(runner for runner in self.runners if runner.shapes.phase is phase)
 
-    def _spent(self, attempt: _Attempt) -> None:
-        phase, _ = attempt.bucket
+    def _spent(self, phase: GraphPhase, nanoseconds: int) -> None:
         totals = self._totals[phase]
-        self._totals[phase] = replace(totals, seconds=totals.seconds + sum(attempt.pieces_ns) / 1e9)
+        self._totals[phase] = replace(totals, seconds=totals.seconds + nanoseconds / 1e9)
 
     def _pending(self) -> list[Bucket]:
         return [
@@ -226,10 +228,10 @@ class GraphCaptures:
         first, *later = attempt.pieces_ns
         self._times[phase] = _PieceTimes(first / bucket, max(later) / bucket if later else None)
 
-    def _settle(self, runner: GraphRunner, attempt: _Attempt, *, is_live: bool, grown: int) -> bool:
-        phase, bucket = attempt.bucket
-        runner.shapes.states[bucket] = GraphState.LIVE if is_live else GraphState.DEAD
-        self._spent(attempt)
+    def _settle(self, bucket: Bucket, *, spent_ns: int, is_live: bool, grown: int) -> bool:
+        phase, size = bucket
+        self._runner(phase).shapes.states[size] = GraphState.LIVE if is_live else GraphState.DEAD
+        self._spent(phase, spent_ns)
         totals = self._totals[phase]
         self._totals[phase] = replace(
             totals,

@@ -77,12 +77,7 @@ def _packed(source: NativeSource, settings: ExecutorSettings, *, threads: Thread
 
 
 def _library(settings: ExecutorSettings) -> Native:
-    problem = native_problem(
-        device=settings.device,
-        dtype=settings.dtype,
-        page_size=settings.page_size,
-        attention=(settings.prefill_attention, settings.decode_attention),
-    )
+    problem = native_problem(settings)
     if problem is not None:
         raise UnsupportedFeature(problem, field="kernels")
     found = load_native()

@@ -8,10 +8,13 @@ import os
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from protos.wire.errors import EngineError
 from worker_svc.device.device_graph import CaptureError
 from worker_svc.graph_backends.base import Preparation
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 _NICENESS = 10
 FAILURES = (CaptureError, EngineError, RuntimeError)
@@ -19,42 +22,42 @@ FAILURES = (CaptureError, EngineError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Generic[KeyT]):
     """One that has ended."""
 
-    key: Hashable
+    key: KeyT
     nanoseconds: int
     problem: Exception | None
     """Why it failed; None if it did not."""
 
 
-class Preparations:
+class Preparations(Generic[KeyT]):
     """Used by the device thread."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
-        self._running: Hashable | None = None
-        self._ended: Prepared | None = None
+        self._is_running = False
+        self._ended: Prepared[KeyT] | None = None
 
     @property
-    def running(self) -> Hashable | None:
-        """The key of the one that was started and whose end was not taken."""
-        return self._running
+    def is_running(self) -> bool:
+        """Whether one was started whose end was not taken."""
+        return self._is_running
 
-    def start(self, key: Hashable, work: Preparation) -> None:
+    def start(self, key: KeyT, work: Preparation) -> None:
         """Begin one. None runs."""
-        assert self._running is None
-        self._running = key
+        assert not self._is_running
+        self._is_running = True
         threading.Thread(target=self._run, args=(key, work), name="graph preparation", daemon=True).start()
 
-    def take_ended(self) -> Prepared | None:
+    def take_ended(self) -> Prepared[KeyT] | None:
         """The one that has ended since the last call."""
         ended = self._ended
         if ended is not None:
-            self._ended = self._running = None
+            self._ended, self._is_running = None, False
         return ended
 
-    def _run(self, key: Hashable, work: Preparation) -> None:
+    def _run(self, key: KeyT, work: Preparation) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         begin = self._clock_ns()
         problem: Exception | None = CaptureError("the preparation broke off")

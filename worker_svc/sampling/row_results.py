@@ -17,7 +17,7 @@ from worker_svc.device.host_staging import ToHost, direct_to_host
 from worker_svc.sampling.input_results import InputResults
 from worker_svc.sampling.logprobs import SampledLogprobs, sampled_logprobs
 from worker_svc.sampling.prompt_logprobs import OutputLayer, block_rows, prompt_logprobs
-from worker_svc.sampling.sampler import best_of_rows, sample
+from worker_svc.sampling.sampler import sample
 
 Array = np.ndarray
 
@@ -50,7 +50,7 @@ class RowResults:
         best: BestLogits | None = None,
     ) -> None:
         """Sample a forward whose first row is `first_row` of the plan, with the log-probabilities it wants."""
-        sampled = sample(logits, group, best=best or best_of_rows(logits, self._to_host))
+        sampled = sample(logits, group, best=best, to_host=self._to_host)
         rows = first_row + group.rows
         self._statuses[rows] = RowStatus.TOKEN
         self._token_ids[rows] = sampled.token_ids

@@ -38,15 +38,18 @@ class SampledRows:
     """[K] bool: the row's rules left an id with a finite logit. Not above `finite`."""
 
 
-def sample(logits: Tensor, group: SamplingGroup, *, best: BestLogits | None = None) -> SampledRows:
+def sample(
+    logits: Tensor, group: SamplingGroup, *, best: BestLogits | None = None, to_host: ToHost = direct_to_host
+) -> SampledRows:
     """The tokens of the K rows; the logits are untouched.
 
     Args:
         logits: [K, logits_width] float32; with `best`, rows that are not plainly greedy, at the places it names.
         group: how each row samples.
         best: the arg-max of each row, where it is known already.
+        to_host: how it comes to the host where it is not.
     """
-    best = best or best_of_rows(logits)
+    best = best or best_of_rows(logits, to_host)
     finite = np.isfinite(best.values)
     has_candidate = finite.copy()
     token_ids = np.where(finite, best.ids, 0)

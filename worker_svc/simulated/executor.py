@@ -44,7 +44,7 @@ class SimulatedExecutor:
         self._pool = pool
         self._vocabulary = vocabulary
         self._pacer = pacer
-        self._memory = TokenMemory(num_plans=info.limits.window + 2)
+        self._memory = TokenMemory(num_plans=info.limits.ring_plans)
 
     def worker_info(self) -> WorkerInfo:
         """Geometry, limits and features; the same object for the process's life."""
