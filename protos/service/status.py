@@ -54,6 +54,9 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
 _SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _WRITE_FAILED = "Internal error from Core"
 """What grpc.aio makes of a call, for its reader too, when a write finds the connection gone before the status is in."""
+_CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Channel deallocated")
+"""What gRPC says where this side ended the call. Any other cancel without our detail is the peer's: a server that stops
+drops so the calls that it had not taken up yet."""
 _NOBODY_LISTENS = ("Connection refused", "DNS resolution failed", "Name or service not known", "No such file")
 
 
@@ -283,6 +286,8 @@ def _from_code(code: grpc.StatusCode, details: str, target: str) -> EngineError:
         if any(sign in details for sign in _NOBODY_LISTENS):
             return errors.NoServer(f"no server answers at {peer}")
         return errors.ConnectionLost(f"the connection to {peer} was lost")
+    if code is grpc.StatusCode.CANCELLED and not details.startswith(_CANCELLED_HERE):
+        return errors.ConnectionLost(f"{peer} dropped the call")
     message = {
         grpc.StatusCode.DEADLINE_EXCEEDED: f"{peer} did not answer within the call's deadline",
         grpc.StatusCode.CANCELLED: "the call was cancelled",

@@ -113,6 +113,7 @@ def test_a_status_always_fits_into_trailers(message, rows):
 
 
 UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
+CANCELLED = grpc.StatusCode.CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,9 @@ UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_E
             "a message has 5 bytes; the limit of the transport is 4",
         ),
         (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", errors.NotOffered, "h:1 does not offer this call"),
-        (grpc.StatusCode.CANCELLED, "", errors.RequestAborted, "the call was cancelled"),
+        (CANCELLED, "Locally cancelled by application!", errors.RequestAborted, "the call was cancelled"),
+        (CANCELLED, "Channel closed!", errors.RequestAborted, "the call was cancelled"),
+        (CANCELLED, "CANCELLED", errors.ConnectionLost, "h:1 dropped the call"),
         (
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "",
@@ -190,7 +193,7 @@ def test_missing_metadata_is_as_none():
         code=lambda: grpc.StatusCode.CANCELLED, details=lambda: None, trailing_metadata=lambda: None
     )
 
-    assert type(from_rpc_error(ended)) is errors.RequestAborted
+    assert type(from_rpc_error(ended)) is errors.ConnectionLost
 
 
 def test_the_border_turns_a_bug_into_a_fault_whose_id_is_in_the_log(caplog):
