@@ -1,6 +1,6 @@
 """The door of the core: may this request wait at all. Every refusal names field, value and limit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from protos.wire.enums import Feature, FinishReason
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, UnsupportedFeature
@@ -27,14 +27,13 @@ def refusal(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
 
 def output_refusal(state: SchedulerState, event: RequestSubmitted) -> EngineError | None:
     """Why it cannot go on behind the output that its caller has; None if it can."""
-    known, width = event.output_ids, min(facts.info.logits_width for facts in state.known.values())
+    known = event.output_ids
+    if not known:
+        return None
     if len(known) > event.spec.max_tokens:
         message = f"{len(known)} output tokens are known, max_tokens is {event.spec.max_tokens}"
         return InvalidRequest(message, field="output_ids")
-    bad = next((token_id for token_id in known if not 0 <= token_id < width), None)
-    if bad is not None:
-        return InvalidRequest(f"token id {bad} is not in [0, {width})", field="output_ids")
-    return None
+    return _foreign_id(known, width=_logits_width(state), field="output_ids")
 
 
 def known_end(event: RequestSubmitted) -> FinishReason | None:
@@ -72,12 +71,8 @@ def _check_numbers(state: SchedulerState, spec: RequestSpec) -> EngineError | No
         return InvalidRequest("the prompt has 0 tokens, at least 1 is needed", field="prompt_ids")
     if spec.max_tokens < 1 and (spec.max_tokens < 0 or spec.prompt_wants is None):
         return InvalidRequest(f"max_tokens is {spec.max_tokens}, at least 1 is needed", field="max_tokens")
-    width = min(facts.info.logits_width for facts in state.known.values())
     low, high = int(spec.prompt_ids.min()), int(spec.prompt_ids.max())
-    if low < 0 or high >= width:
-        bad = low if low < 0 else high
-        return InvalidRequest(f"token id {bad} is not in [0, {width})", field="prompt_ids")
-    return None
+    return _foreign_id([low if low < 0 else high], width=_logits_width(state), field="prompt_ids")
 
 
 def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
@@ -101,7 +96,7 @@ def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | N
 
 
 def _check_rules(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
-    width = min(facts.info.logits_width for facts in state.known.values())
+    width = _logits_width(state)
     sampling = spec.sampling
     for field, ids in (
         ("sampling.logit_bias", [token_id for token_id, _ in sampling.bias]),
@@ -109,13 +104,24 @@ def _check_rules(state: SchedulerState, spec: RequestSpec) -> EngineError | None
         ("sampling.banned_token_ids", sampling.banned_ids),
         ("stop.stop_token_ids", spec.stop_token_ids if spec.min_tokens else ()),
     ):
-        bad = next((token_id for token_id in ids if not 0 <= token_id < width), None)
-        if bad is not None:
-            return InvalidRequest(f"token id {bad} is not in [0, {width})", field=field)
+        error = _foreign_id(ids, width=width, field=field)
+        if error is not None:
+            return error
     empty = empty_field(spec, logits_width=width)
     if empty is not None:
         return InvalidRequest("the allowed and banned ids leave nothing to sample", field=empty)
     return None
+
+
+def _logits_width(state: SchedulerState) -> int:
+    """What every known worker has."""
+    return min(facts.info.logits_width for facts in state.known.values())
+
+
+def _foreign_id(ids: Iterable[int], *, width: int, field: str) -> InvalidRequest | None:
+    """The refusal of the first that no token has."""
+    bad = next((token_id for token_id in ids if not 0 <= token_id < width), None)
+    return None if bad is None else InvalidRequest(f"token id {bad} is not in [0, {width})", field=field)
 
 
 def _check_queue(state: SchedulerState, spec: RequestSpec) -> EngineError | None:

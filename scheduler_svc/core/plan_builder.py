@@ -23,7 +23,7 @@ from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.batch import Batch, PlannedRow
 from scheduler_svc.core.canary_columns import canary_columns
 from scheduler_svc.core.input_columns import hidden_modes, input_asks, logprob_columns
-from scheduler_svc.core.rule_columns import mask_columns, penalty_columns
+from scheduler_svc.core.rule_columns import rule_columns
 from scheduler_svc.core.sampling_columns import sampling_columns, unless_neutral
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -36,6 +36,7 @@ def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardP
     asks = input_asks(rows)
     columns = replace(_row_columns(rows, worker.info), hidden_modes=hidden_modes(asks))
     tokens = _token_columns(batch)
+    rules = rule_columns(rows, logits_width=worker.info.logits_width)
     plan = ForwardPlan(
         identity=PlanIdentity(
             epoch=worker.epoch,
@@ -50,9 +51,9 @@ def build_plan(worker: WorkerState, batch: Batch, *, budget_ms: int) -> ForwardP
         page_tables=tuple(
             _page_table(batch, columns, sub_pool=index, worker=worker) for index in range(len(worker.info.sub_pools))
         ),
-        sampling=sampling_columns(rows),
-        penalties=penalty_columns(rows),
-        masks=mask_columns(rows, logits_width=worker.info.logits_width),
+        sampling=sampling_columns(rows, rules.bias),
+        penalties=rules.penalties,
+        masks=rules.masks,
         logprobs=logprob_columns(rows, asks),
     )
     features = _required_features(plan, worker.info)

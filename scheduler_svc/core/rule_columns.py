@@ -25,15 +25,23 @@ class BiasColumns(NamedTuple):
     values: np.ndarray
 
 
-def has_rules(rows: list[PlannedRow]) -> bool:
-    """Whether some row may have any; mostly none has."""
-    return any(row.request.rules is not None for row in rows)
+class RuleColumns(NamedTuple):
+    """Of one plan."""
+
+    penalties: PenaltyColumns | None = None
+    bias: BiasColumns | None = None
+    masks: MaskColumns | None = None
 
 
-def penalty_columns(rows: list[PlannedRow]) -> PenaltyColumns | None:
+def rule_columns(rows: list[PlannedRow], *, logits_width: int) -> RuleColumns:
+    """All of them; mostly no row has any."""
+    if all(row.request.rules is None for row in rows):
+        return RuleColumns()
+    return RuleColumns(_penalty_columns(rows), _bias_columns(rows), _mask_columns(rows, logits_width=logits_width))
+
+
+def _penalty_columns(rows: list[PlannedRow]) -> PenaltyColumns | None:
     """Strengths and counts; None when no row that samples has penalties."""
-    if not has_rules(rows):
-        return None
     counts = [_counts_of(row) for row in rows]
     if not any(counts):
         return None
@@ -52,10 +60,8 @@ def penalty_columns(rows: list[PlannedRow]) -> PenaltyColumns | None:
     )
 
 
-def bias_columns(rows: list[PlannedRow]) -> BiasColumns | None:
+def _bias_columns(rows: list[PlannedRow]) -> BiasColumns | None:
     """Logit bias; None when no row that samples has one."""
-    if not has_rules(rows):
-        return None
     rules = [_rules_of(row) for row in rows]
     ids = [found.bias_ids if found else _NO_IDS for found in rules]
     if not any(map(len, ids)):
@@ -64,10 +70,8 @@ def bias_columns(rows: list[PlannedRow]) -> BiasColumns | None:
     return BiasColumns(_indptr(ids), np.concatenate(ids), np.concatenate(values))
 
 
-def mask_columns(rows: list[PlannedRow], *, logits_width: int) -> MaskColumns | None:
+def _mask_columns(rows: list[PlannedRow], *, logits_width: int) -> MaskColumns | None:
     """The distinct masks of the rows that sample; None when there is none."""
-    if not has_rules(rows):
-        return None
     places: dict[tuple[str, bytes], int] = {}
     masks: list[Mask] = []
     row_masks = np.zeros(len(rows), np.uint32)

@@ -7,15 +7,14 @@ import numpy as np
 from protos.wire.plan import SamplingColumns
 from scheduler_svc.core.batch import PlannedRow
 from scheduler_svc.core.events import Sampling
-from scheduler_svc.core.rule_columns import bias_columns
+from scheduler_svc.core.rule_columns import BiasColumns
 
 _NEUTRAL = Sampling()
 
 
-def sampling_columns(rows: list[PlannedRow]) -> SamplingColumns | None:
-    """Columns of the rows that sample at random or have a bias; None when there is none."""
+def sampling_columns(rows: list[PlannedRow], bias: BiasColumns | None) -> SamplingColumns | None:
+    """Columns of the rows that sample at random or have a bias, which `bias` is of all; None when there is none."""
     is_random = [row.samples and row.request.samples_at_random for row in rows]
-    bias = bias_columns(rows)
     columns = _random_columns(rows, is_random) if any(is_random) else None
     if bias is None:
         return columns
