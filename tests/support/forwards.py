@@ -17,7 +17,7 @@ from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 from worker_svc.model_runner import ModelRunner, RunnerOutput
 from worker_svc.models.pool_geometries import pool_geometries
-from worker_svc.models.registry import load_model
+from worker_svc.models.registry import ModelSource
 from worker_svc.numerics import DTYPES, numerics_by_name
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ class ForwardDriver:
         page_size: int = 16,
     ) -> None:
         strategy = numerics_by_name(numerics, dtype=DTYPES[dtype], device=CPU)
-        self.loaded = load_model(folder, numerics=strategy, dtype=DTYPES[dtype], device=CPU)
+        self.loaded = ModelSource(folder).load(numerics=strategy, dtype=DTYPES[dtype], device=CPU)
         geometries = pool_geometries(self.loaded.config, num_pages=num_pages, page_size=page_size, dtype=DTYPES[dtype])
         self.pools = tuple(TokenToKVPool(geometry, device=CPU) for geometry in geometries)
         self.pool = self.pools[0]

@@ -127,4 +127,4 @@ DEQUANTISE: Mapping[str, Dequantise] = MappingProxyType(
         "Q6_K": _q6_k,
     }
 )
-"""By type name. A type that is missing here is refused when the weights are loaded."""
+"""By type name: every one of `model_tensors.WEIGHT_TYPES`. Others are refused before, from the headers."""

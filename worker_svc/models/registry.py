@@ -77,12 +77,3 @@ class ModelSource:
             tensors = with_hubs_norms(tensors, self.config.architecture)
         model = FAMILIES[self.config.architecture](self.config, tensors, numerics)
         return LoadedModel(model=model, config=self.config)
-
-
-def load_model(folder: ModelFolder, *, numerics: Numerics, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Check the folder's weights, read them and build their model.
-
-    Raises:
-        InvalidModelFile, UnsupportedFeature: as `ModelSource`.
-    """
-    return ModelSource(folder).load(numerics=numerics, dtype=dtype, device=device)

@@ -13,7 +13,7 @@ from protos.wire.errors import EngineError, InvalidModelFile, UnsupportedFeature
 from tests.support.hub_folders import hub_folder, hub_folder_of
 from tests.support.hub_models import config_of, make_tensors, safetensors_bytes, write_hub
 from tests.support.tiny_tokenizer import byte_level_tokenizer, write_tokenizer
-from worker_svc.models.registry import load_model
+from worker_svc.models.registry import ModelSource
 from worker_svc.numerics import FastNumerics
 
 BANDS = {
@@ -27,7 +27,7 @@ LLAMA, QWEN2, GEMMA = "llama, grouped queries", "qwen2, biases, tied", "gemma3, 
 
 
 def load(folder):
-    return load_model(folder, numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))
+    return ModelSource(folder).load(numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))
 
 
 def load_changed(tmp_path, case, **changes):

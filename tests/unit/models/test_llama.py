@@ -10,7 +10,7 @@ from tests.support import gguf_bytes as g
 from tests.support.dense_llama import dense_logits
 from tests.support.forwards import ForwardDriver
 from tests.support.tiny_llama import Shape, gguf_content, metadata, parameters, tiny_folder
-from worker_svc.models.registry import load_model
+from worker_svc.models.registry import ModelSource
 from worker_svc.numerics import FastNumerics
 
 IDS = np.random.default_rng(1).integers(0, 300, 83).tolist()
@@ -111,7 +111,7 @@ def test_weights_that_are_not_the_cards_are_refused(tmp_path):
     other = gguf_content(Shape(), parameters(Shape(), seed=9))
     g.write(folder.weights.resolve(), other)
     with pytest.raises(InvalidModelFile, match="SHA-256"):
-        load_model(folder, numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))
+        ModelSource(folder).load(numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_a_card_of_another_model_is_refused(tmp_path):
@@ -124,4 +124,4 @@ def test_a_card_of_another_model_is_refused(tmp_path):
         ),
     )
     with pytest.raises(InvalidModelFile, match=r"model\.json: context_tokens is 512, the weights beside it have 64"):
-        load_model(folder, numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))
+        ModelSource(folder).load(numerics=FastNumerics(), dtype=torch.float32, device=torch.device("cpu"))
