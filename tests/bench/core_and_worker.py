@@ -1,6 +1,6 @@
 """A core process and simulated workers as processes, pinned, with this process in the edge's place: no callers.
 
-What is measured is the worker's own account of its device (busy, idle, bubble), the core's histograms and its time.
+What is measured is the worker's own account of its device (busy, bubble), the core's histograms and its time.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from protos.client.fetch_model import fetch_model
 from protos.client.simulated_model import SIMULATED_MODEL, VOCAB_SIZE
 from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, ResolvedSampling, SubmitStream
 from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.bridge.parent_watch import STOP_ORDER
 from tests.bench.peers import ROOT
 from tests.support.served import free_ports, scrape, total
 
@@ -50,11 +51,35 @@ class Counts:
 
     at: float
     busy_s: float
-    idle_s: float
     bubble_s: float
     plans: float
     core_cpu_s: float
     worker_cpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What lies between two looks."""
+
+    idle_share: float
+    """Of the devices: time between plans while rows are running, over that and the time of plans."""
+    steps_per_s: float
+    core_cpus: float
+    core_s_per_step: float
+    worker_cpus: float
+
+
+def window(begin: Counts, end: Counts) -> Window:
+    passed, plans = end.at - begin.at, end.plans - begin.plans
+    waited, busy = end.bubble_s - begin.bubble_s, end.busy_s - begin.busy_s
+    core_s = end.core_cpu_s - begin.core_cpu_s
+    return Window(
+        idle_share=waited / (waited + busy),
+        steps_per_s=plans / passed,
+        core_cpus=core_s / passed,
+        core_s_per_step=core_s / plans,
+        worker_cpus=(end.worker_cpu_s - begin.worker_cpu_s) / passed,
+    )
 
 
 @dataclass
@@ -111,14 +136,12 @@ class Running:
     def look(self) -> Counts:
         device = [scrape(port) for port in self.worker_metrics]
         core = scrape(self.core_metrics)
-        busy, idle, bubble = (
-            sum(total(samples, f"{WORKER}{name}_seconds_total") for samples in device)
-            for name in ("busy", "idle", "bubble")
+        busy, bubble = (
+            sum(total(samples, f"{WORKER}{name}_seconds_total") for samples in device) for name in ("busy", "bubble")
         )
         return Counts(
             at=asyncio.get_running_loop().time(),
             busy_s=busy,
-            idle_s=idle,
             bubble_s=bubble,
             plans=total(core, f"{CORE}plan_encode_seconds_count"),
             core_cpu_s=sum(self.core.cpu_times()[:2]),
@@ -217,7 +240,7 @@ async def running(scene: Scene, folder: Path) -> AsyncIterator[Running]:
     finally:
         own.cpu_affinity(before)
         for process in processes[len(of_workers) :]:
-            stop(process, signal.SIGRTMIN)
+            stop(process, STOP_ORDER)
         for process in processes[: len(of_workers)]:
             stop(process, signal.SIGTERM)
         os.close(lifeline)

@@ -10,43 +10,18 @@ import asyncio
 import itertools
 import json
 import statistics
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.core_and_worker import Counts, Scene, running
+from tests.bench.core_and_worker import Scene, Window, running, window
 from tests.bench.peers import ROOT
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 RUNS, RUN_S, SETTLE_S = 7, 2.0, 1.0
 GOALS = {(5.0, 256, 4096): 0.02, (2.0, 64, 4096): 0.05}
-
-
-@dataclass(frozen=True)
-class Window:
-    """One run: the difference of two looks."""
-
-    idle_share: float
-    steps_per_s: float
-    core_us_per_row: float
-    core_share: float
-    worker_share: float
-
-
-def window(begin: Counts, end: Counts, *, rows: int) -> Window:
-    passed, plans = end.at - begin.at, end.plans - begin.plans
-    waited, busy = end.bubble_s - begin.bubble_s, end.busy_s - begin.busy_s
-    core_s = end.core_cpu_s - begin.core_cpu_s
-    return Window(
-        idle_share=waited / (waited + busy),
-        steps_per_s=plans / passed,
-        core_us_per_row=core_s / plans / rows * 1e6,
-        core_share=core_s / passed,
-        worker_share=(end.worker_cpu_s - begin.worker_cpu_s) / passed,
-    )
 
 
 async def measured(scene: Scene, folder) -> tuple[list[Window], list[float]]:
@@ -61,7 +36,7 @@ async def measured(scene: Scene, folder) -> tuple[list[Window], list[float]]:
             looks.append(system.look())
         assert not system.edge.errors
         gaps = np.diff(system.edge.arrivals) * 1e3
-        return [window(*pair, rows=scene.rows) for pair in itertools.pairwise(looks)], gaps.tolist()
+        return [window(*pair) for pair in itertools.pairwise(looks)], gaps.tolist()
 
 
 @pytest.mark.parametrize(("step_ms", "rows", "context"), GOALS)
@@ -72,13 +47,13 @@ def test_idle_share_of_the_device(step_ms, rows, context, tmp_path):
     table = Table(f"{step_ms:g} ms, {rows} rows x {context}", "median", "best", "worst", "goal", title=f"{RUNS} runs")
     goal = GOALS[step_ms, rows, context]
     table.add_row("device idle", *(f"{share:.2%}" for share in (statistics.median(idle), idle[0], idle[-1], goal)))
-    for name, shown in (
-        ("steps_per_s", f"{1e3 / step_ms:.0f}"),
-        ("core_us_per_row", ""),
-        ("core_share", ""),
-        ("worker_share", ""),
+    for name, found, shown in (
+        ("steps_per_s", [each.steps_per_s for each in windows], f"{1e3 / step_ms:.0f}"),
+        ("core_us_per_row", [each.core_s_per_step / rows * 1e6 for each in windows], ""),
+        ("core_share", [each.core_cpus for each in windows], ""),
+        ("worker_share", [each.worker_cpus for each in windows], ""),
     ):
-        values = sorted(getattr(each, name) for each in windows)
+        values = sorted(found)
         table.add_row(name, *(f"{value:.2f}" for value in (statistics.median(values), values[0], values[-1])), shown)
     percentiles = np.percentile(gaps, (50, 99, 99.9)).tolist()
     table.add_row("ms between steps at the edge", f"{percentiles[0]:.2f}", "", f"{max(gaps):.1f}", "")

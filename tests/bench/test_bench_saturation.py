@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.core_and_worker import Counts, Scene, running
+from tests.bench.core_and_worker import Scene, Window, running, window
 from tests.bench.peers import ROOT
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
@@ -25,13 +25,13 @@ SETTLE_S, SECONDS, SHOWN = 1.5, 5.0, 14
 WORKERS = (1, 2, 4)
 
 
-async def measured(scene: Scene, folder: Path) -> tuple[Counts, Counts]:
+async def measured(scene: Scene, folder: Path) -> Window:
     async with running(scene, folder) as system:
         await system.fill(max_tokens=4000)
         await asyncio.sleep(SETTLE_S)
         begin = system.look()
         await asyncio.sleep(SECONDS)
-        return begin, system.look()
+        return window(begin, system.look())
 
 
 def test_where_one_core_saturates(tmp_path):
@@ -41,17 +41,14 @@ def test_where_one_core_saturates(tmp_path):
         scene = Scene(step_ms=STEP_MS, rows=ROWS, context=CONTEXT, workers=count)
         folder = tmp_path / str(count)
         folder.mkdir()
-        begin, end = asyncio.run(measured(scene, folder))
-        passed, plans = end.at - begin.at, end.plans - begin.plans
-        waited, busy = end.bubble_s - begin.bubble_s, end.busy_s - begin.busy_s
-        core_s = end.core_cpu_s - begin.core_cpu_s
+        run = asyncio.run(measured(scene, folder))
         figures[count] = {
-            "steps_per_s": plans / passed,
-            "of_the_devices": plans / passed / (count * 1e3 / STEP_MS),
-            "idle": waited / (waited + busy),
-            "core_cpus": core_s / passed,
-            "core_ms_a_step": core_s / plans * 1e3,
-            "worker_cpus": (end.worker_cpu_s - begin.worker_cpu_s) / passed,
+            "steps_per_s": run.steps_per_s,
+            "of_the_devices": run.steps_per_s / (count * 1e3 / STEP_MS),
+            "idle": run.idle_share,
+            "core_cpus": run.core_cpus,
+            "core_ms_a_step": run.core_s_per_step * 1e3,
+            "worker_cpus": run.worker_cpus,
         }
         shown = figures[count]
         table.add_row(

@@ -1,8 +1,6 @@
 """A scheduler killed under 16 streams: from the exec of the next to its attach, and to callers' first new tokens."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,7 +13,7 @@ from protos.client.messages import GenerateOptions, TokenIds
 from protos.client.serve_command import SimulatedOptions
 from protos.client.simulated_model import SIMULATED_MODEL
 from protos.forwardplane.v1.worker_pb2 import WorkerReport
-from tests.support.scheduler_kill import ask, supervised
+from tests.support.scheduler_kill import ask, kill_scheduler, supervised
 from tests.support.served import Served, served_for_figures
 from tests.support.worker_client import WorkerClient
 
@@ -60,11 +58,7 @@ async def one_round(server: Served, client: AsyncGenerationClient) -> tuple[floa
     epoch = await epoch_of(server)
     await seen.wait()
     attaching = asyncio.create_task(attached(server, epoch))
-    old = server.group.pids()[-1]
-    os.kill(old, signal.SIGKILL)
-    while server.group.pids()[-1] == old:
-        await asyncio.sleep(0.001)
-    begun = time.monotonic()
+    begun = await kill_scheduler(server)
     answers = await asyncio.gather(*streams)
     first = [min(at for at in answer.new_tokens_at if at > begun) - begun for answer in answers]
     return await attaching - begun, min(first), max(first)

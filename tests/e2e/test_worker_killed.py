@@ -8,6 +8,7 @@ import pytest
 
 from protos.client.generation_client import AsyncGenerationClient
 from protos.client.messages import GenerateOptions, TokenIds
+from tests.support.scheduler_kill import supervised
 from tests.support.served import served
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -25,16 +26,9 @@ async def ask(client, number, seen):
     return ids
 
 
-async def supervised(group):
-    while True:
-        group.supervise()
-        await asyncio.sleep(0.2)
-
-
 async def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbed_run():
     with served(numerics="fast") as server:
-        watch = asyncio.create_task(supervised(server.group))
-        async with AsyncGenerationClient(server.target) as client:
+        async with supervised(server), AsyncGenerationClient(server.target) as client:
             undisturbed = await asyncio.gather(*(ask(client, number, asyncio.Event()) for number in range(STREAMS)))
             seen = asyncio.Event()
             streams = [asyncio.create_task(ask(client, number, seen)) for number in range(STREAMS)]
@@ -43,7 +37,4 @@ async def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbe
             os.kill(killed, signal.SIGKILL)
             assert await asyncio.gather(*streams) == undisturbed
         assert server.group.pids()[0] != killed
-        watch.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await watch
     assert [len(ids) for ids in undisturbed] == [TOKENS] * STREAMS
