@@ -67,9 +67,10 @@ async def test_a_write_to_a_worker_that_has_just_gone_is_a_lost_connection(serve
         await call.read()
         server.kill()
         server.wait()
-        time.sleep(0.02)  # this loop stands still, so the call has no status yet
         with pytest.raises(grpc.RpcError) as written:
-            await call.write(asked)
+            for _ in range(100):  # a busy machine may take a while to say that the peer is gone
+                time.sleep(0.02)  # this loop stands still, so the call has no status yet
+                await call.write(asked)
         with pytest.raises(grpc.RpcError) as read:
             await call.read()
 
