@@ -16,10 +16,10 @@ from rich.table import Table
 from protos.client.bench_report import write_file
 from protos.client.bench_workload import parse_lengths
 from protos.client.capacity_bench_fit import fit_bench_runs
-from protos.client.capacity_costs import FittedCost, StepCost, TableCost, fit_cost
+from protos.client.capacity_costs import FIELD, FittedCost, StepCost, TableCost, fit_cost
 from protos.client.capacity_plan import MAX_WORKERS, Demand, Expected, Targets, expect, fewest_workers
 from protos.client.capacity_simulation import WorkerShape
-from protos.client.capacity_sources import FIELD, full_pool_pages, read_bench_run, read_recordings, source_kind
+from protos.client.capacity_sources import full_pool_pages, read_bench_run, read_recordings, source_kind
 from protos.client.exit_codes import OK, REFUSED, WrongUsage
 from protos.service.step_times import read_step_times
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
