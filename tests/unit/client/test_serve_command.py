@@ -13,6 +13,12 @@ from protos.wire.errors import InvalidRequest
 from tests.support.edge_harness import tiny_card
 
 
+@pytest.fixture(autouse=True)
+def _free_ports(monkeypatch):
+    """No test here listens, so that somebody may serve on the default ports meanwhile."""
+    monkeypatch.setattr("protos.client.serve_command.prove_port_free", lambda *_: None)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> ModelFolder:
     return ModelFolder(
