@@ -22,6 +22,7 @@ from tests.simulation.mutants import MUTANTS, switch_off
 from tests.support.fault_cycles import STRIKES, CycleReport, FaultCycles
 from tests.support.net_spaces import NoNetSpaces
 from tests.support.served import served_for_figures
+from tests.support.small_disk import NoSmallDisk
 from tests.support.soak import soak
 from tests.support.struck_group import struck_group
 
@@ -72,7 +73,7 @@ def _round(cache: Path, seed: int) -> CycleReport:
         try:
             with struck_group(workers=WORKERS, cache=cache, ways=ways) as group:
                 report.add(asyncio.run(FaultCycles(group, seed=seed).run(list(strikes))))
-        except NoNetSpaces as error:
+        except (NoNetSpaces, NoSmallDisk) as error:
             print(f"left out, {', '.join(strikes)}: {error}", flush=True)
     return report
 

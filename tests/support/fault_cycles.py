@@ -18,6 +18,7 @@ from tests.support.busy_processors import busy_processors
 from tests.support.net_spaces import CALLERS
 from tests.support.scheduler_kill import supervised
 from tests.support.served import losses
+from tests.support.small_disk import fill
 from tests.support.stream_check import StreamCheck, require
 from tests.support.struck_group import SCHEDULER, StruckGroup, Ways, worker_end
 from tests.support.struck_worker import BLOCK, BLOCKED_S, HOLD, POISON
@@ -55,20 +56,22 @@ class Strike(StrEnum):
     RESET = "connections of a link broken"
     BLACKHOLE = "blackhole routes around a worker, to the end"
     CALLERS_CUT = "blackhole routes around callers"
+    FULL_DISK = "disk full, and a worker killed"
 
 
 _ON_LINKS = (Strike.DELAY, Strike.STALL, Strike.HALF_OPEN, Strike.PARTITION, Strike.CORRUPT, Strike.RESET)
 _ON_ROUTES = (Strike.BLACKHOLE, Strike.CALLERS_CUT)
 STRIKES = {
-    Ways.DIRECT: tuple(strike for strike in Strike if strike not in (*_ON_LINKS, *_ON_ROUTES)),
+    Ways.DIRECT: tuple(strike for strike in Strike if strike not in (*_ON_LINKS, *_ON_ROUTES, Strike.FULL_DISK)),
     Ways.PROXIES: _ON_LINKS,
     Ways.SPACES: _ON_ROUTES,
+    Ways.SMALL_DISK: (Strike.FULL_DISK,),
 }
 """By what they need between the processes."""
 _STOPPED_S = {Strike.STOP_SHORT: 0.4, Strike.STOP_LONG: 4.5}
 _CUT_S = 4.5
 _SIGNALS = {Strike.BLOCKED_LOOP: BLOCK, Strike.HELD_INTERPRETER: HOLD}
-_ON_WORKERS = (*_STOPPED_S, *_SIGNALS, Strike.KILL, Strike.KILL_TWO)
+_ON_WORKERS = (*_STOPPED_S, *_SIGNALS, Strike.KILL, Strike.KILL_TWO, Strike.FULL_DISK)
 _BUSY_TIMES = 2
 _BOTH = frozenset(Way)
 _STALLS = {
@@ -204,6 +207,9 @@ class FaultCycles:
             await self._disturb(streams)
 
     async def _strike_workers(self, strike: Strike) -> None:
+        if strike is Strike.FULL_DISK:
+            assert self._struck.disk is not None
+            fill(self._struck.disk)
         workers = self._server.group.pids()[: self._workers]
         victims = self._random.sample(workers, 2 if strike is Strike.KILL_TWO else 1)
         if strike in _STOPPED_S:
