@@ -23,6 +23,16 @@ class CheckOutcome(StrEnum):
     BROKEN = "broken"
 
 
+class Renewal(StrEnum):
+    """What came of one try to renew the Lease."""
+
+    OK = "ok"
+    CONFLICT = "conflict"
+    """Another wrote it at the same moment."""
+    FAILED = "failed"
+    """The API server did not answer, or refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
     """Requests and tokens, as the core counts them. Set by the loop."""
@@ -100,6 +110,8 @@ class WorkerMetrics:
     losses: Counter
     attach_refusals: Counter
     epoch: Gauge
+    leader: Gauge
+    lease_renewals: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +302,9 @@ def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMet
 
 
 def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
+    renewals = Counter(PREFIX + "lease_renewals", "Tries to renew the Lease.", ["outcome"], registry=registry)
+    for outcome in Renewal:
+        renewals.labels(outcome.value)
     return WorkerMetrics(
         up=Gauge(PREFIX + "worker_up", "1 while the worker is attached.", ["worker"], registry=registry),
         suspect=Gauge(PREFIX + "worker_suspect", "1 while the worker is late.", ["worker"], registry=registry),
@@ -301,4 +316,6 @@ def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
             PREFIX + "attach_refusals", "Attaches that failed, by reason.", ["worker", "reason"], registry=registry
         ),
         epoch=Gauge(PREFIX + "epoch", "Highest epoch this scheduler has attached with.", registry=registry),
+        leader=Gauge(PREFIX + "leader", "1 while this scheduler may serve, 0 while it waits warm.", registry=registry),
+        lease_renewals=renewals,
     )

@@ -307,6 +307,17 @@ ROLLOUT = Board(
                     queries=one(f"max by (instance) ({scheduler('epoch')})", "{{instance}}"),
                 ),
                 Panel(
+                    title="Leader",
+                    help="1 for the scheduler that may serve, 0 for a standby that waits for the Lease.",
+                    queries=one(f"max by (instance) ({scheduler('leader')})", "{{instance}}"),
+                ),
+                Panel(
+                    title="Renewals of the Lease",
+                    help="Tries a second, by outcome; failed: no answer of the API server, the leader serves on.",
+                    queries=one(rate(scheduler("lease_renewals_total"), "outcome"), "{{outcome}}"),
+                    unit=Unit.PER_SECOND,
+                ),
+                Panel(
                     title="Serving workers",
                     help="Workers that are attached, and all that are known.",
                     queries=(
