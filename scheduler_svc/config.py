@@ -13,7 +13,7 @@ from protos.service.config import ConfigGroup, UserPath
 from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable, chosen_buckets
 from protos.service.model_files import DEFAULT_MODEL_CACHE
 from protos.service.security_config import TlsConfig, host_of, is_loopback
-from protos.service.tracing import TraceSettings
+from protos.service.tracing import TraceEndpoint, TraceSettings
 from scheduler_svc.cluster_config import ClusterConfig, Seconds
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -296,12 +296,7 @@ class ObservabilityConfig(ConfigGroup):
     metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="Least severe lines that are logged.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Lines for people, or one JSON object a line.")
-    trace_endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^/\s]+:\d+/?$",
-        description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
-        "Default: no traces.",
-    )
+    trace_endpoint: TraceEndpoint = None
     trace_ratio: float = Field(
         default=1.0, ge=0, le=1, description="Share of calls that are traced, of those whose caller did not decide."
     )

@@ -17,8 +17,9 @@ from tests.fuzz.__main__ import fuzz_borders
 from tests.fuzz.targets import TARGETS
 from tests.simulation.__main__ import seconds
 from tests.simulation.campaign import CampaignReport, run_until
-from tests.simulation.mutants import MUTANTS, noticed_by
-from tests.support.fault_cycles import ON_LINKS, ON_PROCESSES, CycleReport, FaultCycles
+from tests.simulation.mutants import MUTANTS, switch_off
+from tests.support.fault_cycles import STRIKES, CycleReport, FaultCycles
+from tests.support.net_spaces import NoNetSpaces
 from tests.support.struck_group import struck_group
 
 SIMULATION_SHARE, CYCLES_SHARE, GUARDS_SHARE = 0.5, 0.3, 0.1
@@ -32,20 +33,6 @@ def simulate(budget_s: float, first_seed: int) -> bool:
     spent_s = run_until(report, budget_s=budget_s, first=first_seed)
     print(report.text(spent_s), flush=True)
     return not report.broken
-
-
-def switch_off_guards(budget_s: float) -> bool:
-    """Whether somebody noticed each guard that was off; those for which there was no time are named."""
-    begun, unnoticed, left = time.monotonic(), 0, []
-    for mutant in MUTANTS:
-        if time.monotonic() - begun >= budget_s:
-            left.append(mutant.name)
-            continue
-        by = noticed_by(mutant, seeds=MOST_SEEDS)
-        unnoticed += by is None
-        print(f"{mutant.name:44} {by or 'NOBODY'}", flush=True)
-    print(f"{len(MUTANTS) - len(left)} guards, {unnoticed} not noticed; no time for: {', '.join(left) or 'none'}")
-    return not unnoticed
 
 
 def strike_processes(budget_s: float, first_seed: int) -> bool:
@@ -63,12 +50,14 @@ def strike_processes(budget_s: float, first_seed: int) -> bool:
 
 
 def _round(cache: Path, seed: int) -> CycleReport:
-    """Every kind of fault once, on two groups: links through proxies hide whether anybody listens."""
+    """Every kind of fault once, on a group for each way between processes: each way hides what another shows."""
     report = CycleReport()
-    for strikes, has_proxies in ((ON_PROCESSES, False), (ON_LINKS, True)):
-        with struck_group(workers=WORKERS, cache=cache, has_proxies=has_proxies) as group:
-            cycles = FaultCycles(group.server, workers=WORKERS, seed=seed, proxies=group.proxies)
-            report.add(asyncio.run(cycles.run(list(strikes))))
+    for ways, strikes in STRIKES.items():
+        try:
+            with struck_group(workers=WORKERS, cache=cache, ways=ways) as group:
+                report.add(asyncio.run(FaultCycles(group, seed=seed).run(list(strikes))))
+        except NoNetSpaces as error:
+            print(f"left out, {', '.join(strikes)}: {error}", flush=True)
     return report
 
 
@@ -82,7 +71,8 @@ def main() -> int:
     print("== fault cycles on real processes", flush=True)
     holds &= strike_processes(CYCLES_SHARE * arguments.budget, arguments.first)
     print("== guards switched off", flush=True)
-    holds &= switch_off_guards(GUARDS_SHARE * arguments.budget)
+    until = time.monotonic() + GUARDS_SHARE * arguments.budget
+    holds &= switch_off(MUTANTS, seeds=MOST_SEEDS, until=until)
     print("== fuzzing", flush=True)
     fuzz_s = (1 - SIMULATION_SHARE - CYCLES_SHARE - GUARDS_SHARE) * arguments.budget
     holds &= fuzz_borders(list(TARGETS), fuzz_s, seed=arguments.first)

@@ -9,12 +9,15 @@ the schema only by its descriptors.
 import contextlib
 from typing import Any, NamedTuple, TypeAlias
 
-from protos.wire.limits import MAX_MESSAGE_FIELDS
+from protos.wire.limits import MAX_FIELDS_OF_ONE_MESSAGE, MAX_MESSAGE_FIELDS
 
 SCANNED_BYTES = 64 << 10
 """Shorter messages cannot become large."""
 
 _VARINT, _LONG, _BYTES, _INT = 0, 1, 2, 5
+_FIXED_BYTES = {_LONG: 8, _INT: 4}
+_MORE = 0x80
+"""From here on, a byte of a number is not its last one."""
 _MAX_VARINT_BYTES = 10
 
 _Fields: TypeAlias = "dict[int, _Fields]"
@@ -30,6 +33,8 @@ class _Part(NamedTuple):
 
 def has_too_many_fields(message_class: Any, data: bytes) -> bool:
     """Whether `data` has more than MAX_MESSAGE_FIELDS fields, those of embedded messages included.
+
+    So does one of whose messages alone has more than MAX_FIELDS_OF_ONE_MESSAGE: most floods end there.
 
     Descriptors are looked at only for a long message: this stands in front of every call.
     """
@@ -52,25 +57,35 @@ def _exceeds(data: bytes, fields: _Fields) -> bool:
     waiting = [_Part(0, len(data), fields)]
     left = MAX_MESSAGE_FIELDS
     while waiting and left >= 0:
-        left -= _walked(data, waiting.pop(), waiting, most=left)
+        seen = _walked(data, waiting.pop(), waiting, most=min(left, MAX_FIELDS_OF_ONE_MESSAGE))
+        left = -1 if seen > MAX_FIELDS_OF_ONE_MESSAGE else left - seen
     return left < 0
 
 
 def _walked(data: bytes, part: _Part, waiting: list[_Part], *, most: int) -> int:
-    """How many fields the part has itself, or one more than `most`; embedded messages join those that wait."""
-    place, seen = part.begin, 0
+    """How many fields the part has itself, or one more than `most`; embedded messages join those that wait.
+
+    The numbers of small fields are one byte long: those are read here, without a call.
+    """
+    place, end, fields = part
+    seen = 0
     with contextlib.suppress(IndexError):
-        while place < part.end and seen <= most:
+        while place < end and seen <= most:
             seen += 1
-            tag, place = _varint(data, place)
-            kind = tag & 7
-            if kind != _BYTES:
-                place = _skipped(data, place, kind)
+            tag = data[place]
+            place += 1
+            if tag >= _MORE:
+                tag, place = _varint(data, place - 1)
+            if tag & 7 != _BYTES:
+                place = _skipped(data, place, tag & 7)
                 continue
-            size, place = _varint(data, place)
-            inner = part.fields.get(tag >> 3)
-            if inner is not None and size:
-                waiting.append(_Part(place, min(place + size, part.end), inner))
+            size = data[place]
+            place += 1
+            if size >= _MORE:
+                size, place = _varint(data, place - 1)
+            inner = fields.get(tag >> 3)
+            if size and inner is not None:
+                waiting.append(_Part(place, min(place + size, end), inner))
             place += size
     return seen
 
@@ -78,8 +93,8 @@ def _walked(data: bytes, part: _Part, waiting: list[_Part], *, most: int) -> int
 def _skipped(data: bytes, place: int, kind: int) -> int:
     """Behind a value of a fixed kind. Groups are walked as if their fields were those of the message around them."""
     if kind == _VARINT:
-        return _varint(data, place)[1]
-    return place + {_LONG: 8, _INT: 4}.get(kind, 0)
+        return place + 1 if data[place] < _MORE else _varint(data, place)[1]
+    return place + _FIXED_BYTES.get(kind, 0)
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from protos.service.message_scan import has_too_many_fields
 from protos.wire.errors import DataFault, InvalidRequest, MessageTooLarge
-from protos.wire.limits import MAX_MESSAGE_FIELDS
+from protos.wire.limits import MAX_FIELDS_OF_ONE_MESSAGE, MAX_MESSAGE_FIELDS
 
 
 class Unreadable(Enum):
@@ -63,7 +63,8 @@ def checked(request: Any) -> Any:
     """
     _check_size(request)
     if request is Unreadable.FIELDS:
-        raise InvalidRequest(f"the request has more than {MAX_MESSAGE_FIELDS} fields; a packed list counts once")
+        most = f"{MAX_MESSAGE_FIELDS} fields, or {MAX_FIELDS_OF_ONE_MESSAGE} in one of its messages"
+        raise InvalidRequest(f"the request has more than {most}; a packed list counts once")
     if request is Unreadable.BYTES:
         raise InvalidRequest("the request's bytes are not a message of this call")
     return request

@@ -9,8 +9,10 @@ PROTOCOL_MAX = 1
 MAX_CALLER_MESSAGE_BYTES = 4 << 20
 MAX_REFUSABLE_MESSAGE_BYTES = 8 << 20
 """Of a caller: over the limit, and still read to be refused by name. The transport refuses more, without a reason."""
-MAX_MESSAGE_FIELDS = 50_000
+MAX_MESSAGE_FIELDS = 20_000
 """Of one message, with all that is embedded. Lists of numbers are packed and count as one."""
+MAX_FIELDS_OF_ONE_MESSAGE = 4096
+"""Without what is embedded. Four times the longest list that is not packed."""
 MAX_PLAN_BYTES = 8 << 20
 MAX_RESULT_BYTES = 8 << 20
 MAX_BRIDGE_MESSAGE_BYTES = 64 << 20

@@ -7,6 +7,7 @@ the order the exchange gives them, and none after `run` returned.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -330,15 +331,20 @@ class WorkerSession:
     async def _hand_over(self) -> object:
         """Try new certificates; returns them, or the old ones when no connection came about."""
         fresh, old = self._parts.new_calls(), self._calls
-        if not await fresh.ready(timeout_s=self._parts.settings.open_timeout_s):
-            await fresh.close()
-            _logger.warning("no connection with new certificates, keeping the old one", extra=self._name())
-            return old.certificates
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(fresh.close)
+            if not await fresh.ready(timeout_s=self._parts.settings.open_timeout_s):
+                _logger.warning("no connection with new certificates, keeping the old one", extra=self._name())
+                return old.certificates
+            unless_used.pop_all()
         self._calls = fresh
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
         _logger.info("connected with new certificates", extra=self._name())
-        await old.close(grace_s=self._parts.settings.open_timeout_s)
+        try:
+            await old.close(grace_s=self._parts.settings.open_timeout_s)
+        finally:  # a term that ends meanwhile waits for nothing
+            await old.close()
         return fresh.certificates
 
     def _name(self) -> dict[str, str]:

@@ -51,7 +51,7 @@ async def test_a_full_tmpfs_costs_no_caller_a_token(tmp_path, small_disk):
     fetch_model(SIMULATED_MODEL, cache=cache)
     with struck_group(workers=WORKERS, cache=cache) as group:
         fill(small_disk)
-        report = await FaultCycles(group.server, workers=WORKERS, seed=3).run([Strike.VANISH, Strike.KILL])
+        report = await FaultCycles(group, seed=3).run([Strike.VANISH, Strike.KILL])
         with (small_disk / "more").open("wb", buffering=0) as more:
             assert not is_written(more)
     assert not report.wrong, report.text() + "\n" + "\n".join(report.wrong)

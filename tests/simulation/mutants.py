@@ -8,9 +8,12 @@ import contextlib
 import importlib
 import inspect
 import io
+import math
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 
 import pytest
 
@@ -240,21 +243,20 @@ MUTANTS = (
 
 @contextlib.contextmanager
 def switched_off(mutant: Mutant) -> Iterator[None]:
-    """The function with the guard's text replaced, while the context lasts."""
+    """The function with the guard's text replaced, while the context lasts, for whoever imported it and by any name."""
     module_name, _, path = mutant.target.partition(":")
     module = importlib.import_module(module_name)
     *owners, name = path.split(".")
-    owner = getattr(module, owners[0]) if owners else module
-    original = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(original))
+    function = getattr(getattr(module, owners[0]) if owners else module, name)
+    source = textwrap.dedent(inspect.getsource(function))
     assert mutant.old in source, f"{mutant.name}: the guard has changed, the mutant has not"
-    scope: dict[str, object] = {}
+    scope: dict[str, FunctionType] = {}
     exec(compile(source.replace(mutant.old, mutant.new), f"<mutant {mutant.name}>", "exec"), module.__dict__, scope)
-    setattr(owner, name, scope[name])
+    original, function.__code__ = function.__code__, scope[name].__code__
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        function.__code__ = original
 
 
 def notices(mutant: Mutant, seed: int) -> bool:
@@ -274,28 +276,50 @@ def tests_notice(mutant: Mutant) -> bool:
 
 
 def noticed_by(mutant: Mutant, *, seeds: int) -> str | None:
-    """Who notices first, so many runs or else the unit tests; None: nobody."""
-    first = mutant.seed or 0
+    """Who notices first: so many runs, or else the unit tests; None: nobody.
+
+    Only of a mutant that a run has noticed before are runs asked first: the others cost seconds each.
+    """
+    if mutant.seed is None:
+        return _runs_notice(mutant, 0, seeds) if not tests_notice(mutant) else "unit tests"
+    return _runs_notice(mutant, mutant.seed, seeds) or ("unit tests" if tests_notice(mutant) else None)
+
+
+def _runs_notice(mutant: Mutant, first: int, seeds: int) -> str | None:
     seed = next((seed for seed in range(first, first + seeds) if notices(mutant, seed)), None)
-    if seed is not None:
-        return f"seed {seed}"
-    return "unit tests" if tests_notice(mutant) else None
+    return None if seed is None else f"seed {seed}"
+
+
+def switch_off(mutants: Sequence[Mutant], *, seeds: int, until: float = math.inf) -> bool:
+    """Switch each off and say who noticed. Whether somebody noticed each.
+
+    Args:
+        mutants: in this order.
+        seeds: how many runs may try.
+        until: monotonic seconds; mutants for which there is no time are named.
+    """
+    unnoticed, left = [], []
+    for mutant in mutants:
+        if time.monotonic() >= until:
+            left.append(mutant.name)
+            continue
+        by = noticed_by(mutant, seeds=seeds)
+        unnoticed += [] if by else [mutant.name]
+        print(f"{mutant.name:44} {by or 'NOBODY'}", flush=True)
+    print(f"{len(mutants) - len(left)} guards, {len(unnoticed)} not noticed; no time for: {', '.join(left) or 'none'}")
+    return not unnoticed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Switch guards off, one at a time, and see who notices.")
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--seeds", type=int, default=25)
     arguments = parser.parse_args()
-    alive = 0
-    for mutant in MUTANTS:
-        if arguments.names and mutant.name not in arguments.names:
-            continue
-        by = noticed_by(mutant, seeds=arguments.seeds)
-        alive += by is None
-        print(f"{mutant.name:44} {by or 'NOBODY'}", flush=True)
-    print(f"{len(MUTANTS)} guards, {alive} not noticed")
-    return 1 if alive else 0
+    unknown = set(arguments.names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        parser.error(f"no guard is named {', '.join(sorted(unknown))}")
+    chosen = [mutant for mutant in MUTANTS if mutant.name in arguments.names or not arguments.names]
+    return 0 if switch_off(chosen, seeds=arguments.seeds) else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ at or past a row's length holds, NaN included, never reaches an output.
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from protos.wire.errors import InternalFault
@@ -45,9 +46,15 @@ class AttentionBackend(Protocol[MetadataT]):
             metadata: of this step's batch.
 
         Returns:
-            [num_tokens, num_q_heads * head_dim], owned.
+            [num_tokens, num_q_heads * head_dim], owned. What stands there for padding tokens, nobody reads.
         """
         ...
+
+
+def with_padding(output: Tensor, *, num_tokens: int) -> Tensor:
+    """`output` of the first tokens, with zeros for those behind them up to `num_tokens`; itself if there are none."""
+    missing = num_tokens - len(output)
+    return torch.cat((output, output.new_zeros((missing, *output.shape[1:])))) if missing else output
 
 
 def reachable(backend: AttentionBackend[Any]) -> Iterator[AttentionBackend[Any]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protos.wire.errors import InternalFault
+from worker_svc.attention.base import with_padding
 from worker_svc.attention.row_tables import RowTable, row_table
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.kv_order import KVOrder
@@ -55,6 +56,8 @@ class FlashInferMetadata:
     """One step's plan. Lives until the step's forward is done."""
 
     out_cache_loc: Tensor
+    num_tokens: int
+    """Padding tokens left out: the wrapper takes as many queries as its rows have tokens."""
     wrapper: PagedWrapper
     number: int
     """Which plan of this back-end it is: a wrapper holds one at a time."""
@@ -84,7 +87,9 @@ class FlashInferAttention:
         table = row_table(group, query_lens=batch.query_lens_host(), seq_lens=batch.seq_lens_host)
         self._number += 1
         wrapper = self._plan_decode(table) if batch.extend is None else self._plan_extend(table)
-        return FlashInferMetadata(out_cache_loc=group.out_cache_loc, wrapper=wrapper, number=self._number)
+        return FlashInferMetadata(
+            out_cache_loc=group.out_cache_loc, num_tokens=table.num_tokens, wrapper=wrapper, number=self._number
+        )
 
     def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: FlashInferMetadata) -> Tensor:
         """See `AttentionBackend.run`.
@@ -95,8 +100,8 @@ class FlashInferAttention:
         if metadata.number != self._number:
             raise InternalFault("flashinfer attention was planned for another step since")
         self.pool.write(layer, slots=metadata.out_cache_loc, keys=keys, values=values)
-        output = metadata.wrapper.run(queries.contiguous(), self.pool.pages(layer))
-        return output.view(len(queries), -1)
+        output = metadata.wrapper.run(queries[: metadata.num_tokens].contiguous(), self.pool.pages(layer))
+        return with_padding(output.view(metadata.num_tokens, -1), num_tokens=len(queries))
 
     def _plan_decode(self, table: RowTable) -> PagedWrapper:
         self._decode.plan(

@@ -24,6 +24,11 @@ class RowTable:
     start_positions: Array
     """[num_rows] int32: position of the first slot of the row's first listed page."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows. Padding tokens, which stand behind them, are none of theirs."""
+        return int(self.qo_indptr[-1])
+
     def last_page_lens(self, page_size: int) -> Array:
         """[num_rows] int32: used slots of each row's last page."""
         lens: Array = (self.seq_lens - self.start_positions - 1) % page_size + 1

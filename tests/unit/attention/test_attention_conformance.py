@@ -5,6 +5,7 @@ import torch
 
 from tests.support.attention_cases import LAYER, PLANS, Heads, Step, planned
 from tests.support.attention_setups import KEEPS_BITS, names_of
+from worker_svc.batch.forward_batch import PaddedShape
 
 HEADS = {
     "grouped": Heads(),
@@ -139,6 +140,21 @@ def test_a_poisoned_row_stays_alone(setup):
     assert found[1:41].isnan().any()
     assert torch.equal(found[:1], known[:1])
     assert torch.equal(found[41:], known[41:])
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows", "tokens"), [("mixed", 8, 64), ("decode", 8, 8), ("chunks", 3, 96), ("empty rows", 4, 20)]
+)
+@every_setup
+def test_padding_rows_and_tokens_change_no_real_output(setup, plan, rows, tokens):
+    step = planned(plan, dtype=setup.dtype)
+    known = computed(setup, step)
+    pool = setup.pool(float("nan"), heads=step.heads)
+    step.store(pool)
+    found = step.run(
+        setup.backend(pool, step.heads), pool, padded=PaddedShape(num_reqs=rows, num_tokens=tokens, num_logits=rows)
+    )
+    torch.testing.assert_close(found, known, atol=setup.tolerance, rtol=setup.tolerance)
 
 
 @every_setup
