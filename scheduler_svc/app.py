@@ -8,11 +8,13 @@ import pkgutil
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from prometheus_client import Gauge
 
 from protos.service.channel import plan_channel
 from protos.service.credentials import channel_security
@@ -23,14 +25,16 @@ from protos.service.model_files import ModelCard, read_model_folder
 from protos.service.security_config import open_tls_folder
 from protos.service.status import fault_border
 from protos.service.tracing import open_tracing, tracing_part
-from protos.wire.errors import EngineError, InvalidRequest
+from protos.wire.errors import EngineError, InvalidRequest, SyncError
 from scheduler_svc.bridge.server import BridgeServer
+from scheduler_svc.cluster_config import ClusterConfig
 from scheduler_svc.config import CoreConfig, EpochSourceKind, LinksConfig, RecordingConfig, SchedulerConfig
 from scheduler_svc.core.settings import CoreSettings, PolicyKind
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.links.epoch import EpochSource, FileEpoch, WorkersEpoch
 from scheduler_svc.links.fingerprints import ExpectedModel
 from scheduler_svc.links.kubernetes_epoch import RaisedEpoch
+from scheduler_svc.links.lease import LeaseKeeper, LeaseSettings
 from scheduler_svc.links.recorder import PlanRecorder, RecordingSettings
 from scheduler_svc.links.session import SessionSettings
 from scheduler_svc.links.worker_directory import DirectoryParts, Lookup, WorkerDirectory
@@ -75,10 +79,10 @@ async def run_core(config: SchedulerConfig) -> int:
     recorder = _recorder(config.recording, card)
     lifecycle = Lifecycle()
     api = _kubernetes_api(config)
-    epoch = _epoch_source(config.links, api)
+    authority = _Authority(api=api, epoch=_epoch_source(config.links, api), lease=_lease(config.cluster, api, metrics))
     directory = WorkerDirectory(
         DirectoryParts(
-            make=_link_maker(config, card=card, loop=loop, metrics=metrics, epoch=epoch, recorder=recorder),
+            make=_link_maker(config, card=card, loop=loop, metrics=metrics, epoch=authority.epoch, recorder=recorder),
             run=lambda link: _Background(f"link to {link.worker}", link.run, lifecycle=lifecycle),
             forget=metrics.forget_worker,
         )
@@ -97,12 +101,17 @@ async def run_core(config: SchedulerConfig) -> int:
         lifecycle.add(tracing_part(tracing))
     if recorder is not None:
         lifecycle.add(_recorder_part(recorder))
+    if api is not None:
+        lifecycle.add(Part(name="API server", stop=api.close))
     lifecycle.add(Part(name="core loop", start=stepping.start, stop=stepping.stop))
     masking = _Background("grammar masks", masks.run, lifecycle=lifecycle)
     lifecycle.add(Part(name=masking.name, start=masking.start, stop=masking.stop))
-    workers = partial(_know_workers, config, epoch=epoch, directory=directory, api=api)
+    if authority.lease is not None:
+        leading = _Background("lease", partial(_lead, authority.lease, loop), lifecycle=lifecycle)
+        lifecycle.add(_lease_part(leading, authority.lease))
+    workers = partial(_know_workers, config, authority=authority, directory=directory, leader=metrics.workers.leader)
     knowing = _Background("workers", workers, lifecycle=lifecycle)
-    lifecycle.add(_workers_part(knowing, directory, api))
+    lifecycle.add(_workers_part(knowing, directory))
     lifecycle.add(_bridge_part(bridge, stepping, drain_timeout_s=config.process.drain_timeout_s))
     install_level_signals(asyncio.get_running_loop())
     return int(await lifecycle.run())
@@ -112,6 +121,15 @@ def core_settings(config: CoreConfig) -> CoreSettings:
     """The core's settings; what is unset keeps the core's own default."""
     given = {_CORE_NAMES.get(name, name): value for name, value in config.model_dump().items() if value is not None}
     return CoreSettings(**(given | {"schedule_policy": PolicyKind(config.schedule_policy.value)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Authority:
+    """What says that this scheduler may serve, and as the how-manieth."""
+
+    api: "KubernetesApi | None"
+    epoch: EpochSource
+    lease: LeaseKeeper | None
 
 
 class _Background:
@@ -252,28 +270,58 @@ def _epoch_source(config: LinksConfig, api: "KubernetesApi | None") -> EpochSour
     return WorkersEpoch()
 
 
+def _lease(config: ClusterConfig, api: "KubernetesApi | None", metrics: CoreMetrics) -> LeaseKeeper | None:
+    if config.lease_object is None:
+        return None
+    assert api is not None, "checked by the settings: a Lease goes with an epoch of the API server"
+    settings = LeaseSettings(
+        identity=f"{os.uname().nodename}-{secrets.token_hex(4)}",
+        role=config.lease_role,
+        duration_s=config.lease_duration_s,
+    )
+    renewals = metrics.workers.lease_renewals
+    return LeaseKeeper(api.lease(config.lease_object), settings, renewals=renewals, clock=time.monotonic)
+
+
+async def _lead(lease: LeaseKeeper, loop: CoreLoop) -> None:
+    """Hold the Lease; once another has it, or is to have it, this scheduler plans no more."""
+    try:
+        await lease.run()
+    except SyncError as error:
+        loop.fenced(error)
+
+
 async def _know_workers(
-    config: SchedulerConfig, *, epoch: EpochSource, directory: WorkerDirectory, api: "KubernetesApi | None"
+    config: SchedulerConfig, *, authority: "_Authority", directory: WorkerDirectory, leader: Gauge
 ) -> None:
-    """Attach to the workers that settings name, or follow the endpoints of their Service."""
-    if isinstance(epoch, RaisedEpoch):
-        await epoch.raise_once()
+    """Once this scheduler may serve: attach to the workers that settings name, or follow their Service's endpoints."""
+    if authority.lease is not None:
+        await authority.lease.held()
+    if isinstance(authority.epoch, RaisedEpoch):
+        await authority.epoch.raise_once()
+    leader.set(1)
     service = config.cluster.worker_service
     if service is None:
         await directory.set(config.links.workers)
         return
-    assert api is not None, "made for this Service"
-    lookup: Lookup = partial(api.worker_addresses, service)
+    assert authority.api is not None, "made for this Service"
+    lookup: Lookup = partial(authority.api.worker_addresses, service)
     await directory.begin(lookup)
     await directory.follow(lookup, interval_s=config.cluster.discovery_interval_s)
 
 
-def _workers_part(knowing: _Background, directory: WorkerDirectory, api: "KubernetesApi | None") -> Part:
+def _lease_part(leading: _Background, lease: LeaseKeeper) -> Part:
+    async def stop() -> None:
+        await leading.stop()
+        await lease.release()
+
+    return Part(name="lease", start=leading.start, stop=stop)
+
+
+def _workers_part(knowing: _Background, directory: WorkerDirectory) -> Part:
     async def stop() -> None:
         await knowing.stop()
         await directory.close()
-        if api is not None:
-            await api.close()
 
     return Part(name="workers", start=knowing.start, stop=stop)
 

@@ -13,11 +13,10 @@ from protos.service.config import ConfigGroup, UserPath
 from protos.service.histogram_buckets import SCHEDULER_HISTOGRAMS, BucketTable, chosen_buckets
 from protos.service.model_files import DEFAULT_MODEL_CACHE
 from protos.service.security_config import TlsConfig, host_of, is_loopback
-from protos.service.tracing import TraceSettings
-from protos.wire.limits import MAX_DEADLINE_S
+from protos.service.tracing import TraceEndpoint, TraceSettings
+from scheduler_svc.cluster_config import ClusterConfig, Seconds
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)]
 
 
 class Role(StrEnum):
@@ -282,24 +281,6 @@ class LinksConfig(ConfigGroup):
         return self
 
 
-class ClusterConfig(ConfigGroup):
-    """The Kubernetes API server. Read where workers are discovered and where the epoch is raised."""
-
-    worker_service: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Service whose endpoints are the workers, ready or not, in place of `workers`; unset = none.",
-    )
-    discovery_interval_s: Seconds = Field(default=2.0, description="Pause between two looks at the endpoints.")
-    cluster_url: str | None = Field(
-        default=None, min_length=1, description="URL of the API server; unset = the one of this pod's cluster."
-    )
-    cluster_namespace: str | None = Field(
-        default=None, min_length=1, description="Namespace of the Service and the epoch object; unset = this pod's."
-    )
-    cluster_timeout_s: Seconds = Field(default=5.0, description="Most seconds one call to the API server may take.")
-
-
 class RecordingConfig(ConfigGroup):
     """Recording of plans and results for replay. Read by the worker links. Files hold token ids."""
 
@@ -315,12 +296,7 @@ class ObservabilityConfig(ConfigGroup):
     metrics_port: Port = Field(default=9464, description="Metrics port of the core; 0 = any free one.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="Least severe lines that are logged.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Lines for people, or one JSON object a line.")
-    trace_endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^/\s]+:\d+/?$",
-        description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
-        "Default: no traces.",
-    )
+    trace_endpoint: TraceEndpoint = None
     trace_ratio: float = Field(
         default=1.0, ge=0, le=1, description="Share of calls that are traced, of those whose caller did not decide."
     )
@@ -365,9 +341,20 @@ class SchedulerConfig(ConfigGroup):
     observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")
-    def _check_exposure(self) -> "SchedulerConfig":
+    def _check_together(self) -> "SchedulerConfig":
+        problems = [*self._exposures(), *self._contradictions()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _contradictions(self) -> list[str]:
+        if self.cluster.lease_object is not None and self.links.epoch_source is not EpochSourceKind.KUBERNETES:
+            return ["lease_object needs epoch_source kubernetes: the Lease elects, the epoch protects"]
+        return []
+
+    def _exposures(self) -> list[str]:
         if self.tls.insecure:
-            return self
+            return []
         problems = []
         if not is_loopback(self.edge.host) and self.tls.caller_tls_dir is None:
             problems.append(
@@ -378,6 +365,5 @@ class SchedulerConfig(ConfigGroup):
         if self.tls.tls_dir is None and (far or self.cluster.worker_service):
             problems.append("workers on other machines get plans in plain text: set tls_dir here and for the workers")
         if problems:
-            message = "; ".join(problems) + "; or keep to 127.0.0.1, or accept plain text with insecure"
-            raise ValueError(message)
-        return self
+            problems[-1] += "; or keep to 127.0.0.1, or accept plain text with insecure"
+        return problems

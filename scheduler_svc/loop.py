@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from protos.wire.enums import FinishReason
-from protos.wire.errors import StaleEpoch, UnavailableError
+from protos.wire.errors import StaleEpoch, SyncError, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.bridge.outbox import Messages, Outbox
@@ -39,6 +39,7 @@ from scheduler_svc.observation import (
     IntegrityWatch,
     ObservedLink,
     WaitingCount,
+    cache_size,
     load_view,
     model_view,
 )
@@ -116,7 +117,7 @@ class CoreLoop:
             IntegrityWatch(metrics.step.invariant_checks, clock=clock),
             WaitingCount(metrics.requests.waiting_by_reason, clock=clock),
         )
-        self._fenced: StaleEpoch | None = None
+        self._fenced: SyncError | None = None
 
     def connect(self, *, links: Mapping[str, PlanLink], edges: EdgePort, masks: MaskPort) -> None:
         """Name whom to send to. Called once, before `run`."""
@@ -128,7 +129,7 @@ class CoreLoop:
         """Step for ever.
 
         Raises:
-            StaleEpoch: another scheduler has taken a worker; every stream has been told.
+            SyncError: another scheduler has taken over; every stream has been told.
         """
         while True:
             await self._wait()
@@ -182,6 +183,8 @@ class CoreLoop:
             self._infos.pop(event.worker, None)
         else:
             return
+        page_size, num_pages = cache_size(self._infos.values())
+        self._metrics.describe_cache(page_size=page_size, num_pages=num_pages)
         view = model_view(self._infos.values())
         for edge in self._edge_port.connections():
             self._outbox.add_model(edge, view)
@@ -190,6 +193,11 @@ class CoreLoop:
         """End the service: what this scheduler plans is no longer run."""
         extra = {"worker": worker, "highest_epoch": error.highest_epoch, "highest_term": error.highest_term}
         _logger.error("another scheduler has taken a worker", extra=extra)
+        self.fenced(error)
+
+    def fenced(self, error: SyncError) -> None:
+        """End the service: another scheduler has taken over, or is to."""
+        _logger.error("this scheduler's time is over", extra={"reason": error.reason, "error": error.message})
         self._fenced = error
         self._wake.set()
 

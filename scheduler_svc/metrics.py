@@ -23,6 +23,16 @@ class CheckOutcome(StrEnum):
     BROKEN = "broken"
 
 
+class Renewal(StrEnum):
+    """What came of one try to renew the Lease."""
+
+    OK = "ok"
+    CONFLICT = "conflict"
+    """Another wrote it at the same moment."""
+    FAILED = "failed"
+    """The API server did not answer, or refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
     """Requests and tokens, as the core counts them. Set by the loop."""
@@ -84,6 +94,7 @@ class PlanMetrics:
     rtt_seconds: Histogram
     overhead_seconds: Histogram
     in_flight: Gauge
+    padded_tokens: Counter
     nacks: Counter
     resends: Counter
     reopened: Counter
@@ -100,6 +111,8 @@ class WorkerMetrics:
     losses: Counter
     attach_refusals: Counter
     epoch: Gauge
+    leader: Gauge
+    lease_renewals: Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +127,17 @@ class CoreMetrics:
     workers: WorkerMetrics
     build: Info
     model: Info
+    kv_cache: Info
 
     def describe(self, *, model: str, architecture: str, weights: str) -> None:
         """Say once what this process is and serves."""
         self.build.info({"version": metadata.version("forwardplane")})
         self.model.info({"name": model, "architecture": architecture, "weights": weights})
+        self.describe_cache(page_size=0, num_pages=0)
+
+    def describe_cache(self, *, page_size: int, num_pages: int) -> None:
+        """Say how much the attached workers' caches of whole sequences hold; zeros while none is attached."""
+        self.kv_cache.info({"page_size": str(page_size), "num_pages": str(num_pages)})
 
     def forget_worker(self, worker: str) -> None:
         """It is no longer known: its series end, or they would grow with every pod that ever was."""
@@ -154,6 +173,10 @@ class LinkMetrics:
         self.plans.rtt_seconds.labels(self.worker).observe(rtt_s)
         self.plans.overhead_seconds.labels(self.worker).observe(max(0.0, rtt_s - worker_s))
 
+    def padded(self, num_tokens: int) -> None:
+        """A plan's forwards were padded by so many tokens, to the sizes of captured graphs."""
+        self.plans.padded_tokens.labels("graph").inc(num_tokens)
+
     def set_in_flight(self, num_plans: int) -> None:
         """Plans without a result."""
         self.plans.in_flight.labels(self.worker).set(num_plans)
@@ -179,6 +202,7 @@ def create_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER
         workers=_worker_metrics(registry),
         build=Info(PREFIX + "build", "Version of this process.", registry=registry),
         model=Info(PREFIX + "model", "Model that this scheduler serves.", registry=registry),
+        kv_cache=Info(PREFIX + "cache", "Tokens of a KV page, and usable pages of all workers.", registry=registry),
     )
 
 
@@ -205,7 +229,7 @@ def _request_metrics(registry: CollectorRegistry, histogram: Histograms) -> Requ
         ),
         output_tokens=Counter(PREFIX + "output_tokens", "Output tokens released.", registry=registry),
         retractions=Counter(PREFIX + "retractions", "Requests retracted to give their pages back.", registry=registry),
-        migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", registry=registry),
+        migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", ["cause"], registry=registry),
         queue_seconds=histogram("queue_seconds", "From a request's arrival in the core to its first plan."),
     )
 
@@ -280,6 +304,7 @@ def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMet
         rtt_seconds=histogram("plan_rtt_seconds", "From a plan's send to its result.", "worker"),
         overhead_seconds=histogram("plan_overhead_seconds", "Round trip less the worker's own time.", "worker"),
         in_flight=Gauge(PREFIX + "plans_in_flight", "Plans without a result.", worker, registry=registry),
+        padded_tokens=_padded_tokens(registry),
         nacks=Counter(PREFIX + "plan_nacks", "Plans a worker did not run, by answer.", ["reason"], registry=registry),
         resends=Counter(PREFIX + "plan_resends", "Plans sent once more under their seq.", registry=registry),
         reopened=Counter(PREFIX + "plan_streams_reopened", "Tries to open a broken stream.", worker, registry=registry),
@@ -289,7 +314,18 @@ def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMet
     )
 
 
+def _padded_tokens(registry: CollectorRegistry) -> Counter:
+    padded = Counter(
+        PREFIX + "padded_tokens", "Tokens that workers computed beside the planned ones.", ["kind"], registry=registry
+    )
+    padded.labels("graph")
+    return padded
+
+
 def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
+    renewals = Counter(PREFIX + "lease_renewals", "Tries to renew the Lease.", ["outcome"], registry=registry)
+    for outcome in Renewal:
+        renewals.labels(outcome.value)
     return WorkerMetrics(
         up=Gauge(PREFIX + "worker_up", "1 while the worker is attached.", ["worker"], registry=registry),
         suspect=Gauge(PREFIX + "worker_suspect", "1 while the worker is late.", ["worker"], registry=registry),
@@ -301,4 +337,6 @@ def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
             PREFIX + "attach_refusals", "Attaches that failed, by reason.", ["worker", "reason"], registry=registry
         ),
         epoch=Gauge(PREFIX + "epoch", "Highest epoch this scheduler has attached with.", registry=registry),
+        leader=Gauge(PREFIX + "leader", "1 while this scheduler may serve, 0 while it waits warm.", registry=registry),
+        lease_renewals=renewals,
     )

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from protos.service.config import EX_CONFIG
-from protos.service.lifecycle import SAME_SIGNAL_S, ExitCode
+from protos.service.lifecycle import LASTING, SAME_SIGNAL_S, ExitCode
 from protos.service.private_folder import private_folder
 from protos.service.server import bound_socket, prove_port_free
 from protos.wire.errors import InvalidRequest
@@ -25,8 +24,6 @@ from scheduler_svc.config import ProcessConfig, Role, SchedulerConfig
 
 _logger = logging.getLogger(__name__)
 
-# Starting again cannot help: the settings, a file or a port is wrong.
-_LASTING = frozenset({EX_CONFIG, int(ExitCode.BAD_INPUT), int(ExitCode.CANNOT_LISTEN)})
 # Ends of a child that was told to stop; the others are those of one which had begun nothing yet.
 _ORDERLY = frozenset({int(ExitCode.OK), -int(STOP_ORDER), -int(signal.SIGTERM), -int(signal.SIGINT)})
 _RESTART_WINDOW_S = 60.0
@@ -123,7 +120,7 @@ class Supervisor:
             while deaths[0] < clock() - _RESTART_WINDOW_S:
                 deaths.popleft()
             extra = {"edge_index": index, "exit_code": code, "deaths": len(deaths)}
-            if code in _LASTING or len(deaths) > self._config.edge_restarts:
+            if code in LASTING or len(deaths) > self._config.edge_restarts:
                 _logger.error("an edge process cannot run, ending all", extra=extra)
                 return code if code > 0 else ExitCode.FAULT
             _logger.error("an edge process ended, starting it again", extra=extra)

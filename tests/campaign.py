@@ -1,7 +1,7 @@
 """Suites that run as long as they are given: `python -m tests.campaign --budget 12m`. Says what each of them reached.
 
-Simulation gets half of the time, fault cycles on real processes three tenths, guards that are switched off one, fuzzing
-the rest.
+Simulation gets nine twentieths of the time, fault cycles on real processes a quarter, guards that are switched off,
+soak and fuzzing a tenth each.
 """
 
 import argparse
@@ -12,18 +12,24 @@ from collections import Counter
 from pathlib import Path
 
 from protos.client.fetch_model import fetch_model
+from protos.client.serve_command import SimulatedOptions
 from protos.client.simulated_model import SIMULATED_MODEL
 from tests.fuzz.__main__ import fuzz_borders
 from tests.fuzz.targets import TARGETS
 from tests.simulation.__main__ import seconds
 from tests.simulation.campaign import CampaignReport, run_until
-from tests.simulation.mutants import MUTANTS, noticed_by
-from tests.support.fault_cycles import ON_LINKS, ON_PROCESSES, CycleReport, FaultCycles
+from tests.simulation.mutants import MUTANTS, switch_off
+from tests.support.fault_cycles import STRIKES, CycleReport, FaultCycles
+from tests.support.net_spaces import NoNetSpaces
+from tests.support.served import served_for_figures
+from tests.support.small_disk import NoSmallDisk
+from tests.support.soak import soak
 from tests.support.struck_group import struck_group
 
-SIMULATION_SHARE, CYCLES_SHARE, GUARDS_SHARE = 0.5, 0.3, 0.1
+SIMULATION_SHARE, CYCLES_SHARE, GUARDS_SHARE, SOAK_SHARE, FUZZ_SHARE = 0.45, 0.25, 0.1, 0.1, 0.1
 MOST_SEEDS = 60
 WORKERS = 3
+SOAK_REQUESTS = 10_000
 
 
 def simulate(budget_s: float, first_seed: int) -> bool:
@@ -32,20 +38,6 @@ def simulate(budget_s: float, first_seed: int) -> bool:
     spent_s = run_until(report, budget_s=budget_s, first=first_seed)
     print(report.text(spent_s), flush=True)
     return not report.broken
-
-
-def switch_off_guards(budget_s: float) -> bool:
-    """Whether somebody noticed each guard that was off; those for which there was no time are named."""
-    begun, unnoticed, left = time.monotonic(), 0, []
-    for mutant in MUTANTS:
-        if time.monotonic() - begun >= budget_s:
-            left.append(mutant.name)
-            continue
-        by = noticed_by(mutant, seeds=MOST_SEEDS)
-        unnoticed += by is None
-        print(f"{mutant.name:44} {by or 'NOBODY'}", flush=True)
-    print(f"{len(MUTANTS) - len(left)} guards, {unnoticed} not noticed; no time for: {', '.join(left) or 'none'}")
-    return not unnoticed
 
 
 def strike_processes(budget_s: float, first_seed: int) -> bool:
@@ -62,18 +54,32 @@ def strike_processes(budget_s: float, first_seed: int) -> bool:
     return not whole.wrong
 
 
+def soak_processes(budget_s: float) -> bool:
+    """Whether nothing grew and no worker was given up."""
+    with tempfile.TemporaryDirectory() as folder:
+        fetch_model(SIMULATED_MODEL, cache=Path(folder))
+        steps = SimulatedOptions(simulated_step_ms=1.0)
+        choices = {"device": "simulated", "model_cache": Path(folder), "simulated": steps, "numerics": "fast"}
+        with served_for_figures(**choices) as server:
+            report = asyncio.run(soak(server, most_requests=SOAK_REQUESTS, until=time.monotonic() + budget_s))
+    print(report.text(), *report.wrong(), sep="\n", flush=True)
+    return not report.wrong()
+
+
 def _round(cache: Path, seed: int) -> CycleReport:
-    """Every kind of fault once, on two groups: links through proxies hide whether anybody listens."""
+    """Every kind of fault once, on a group for each way between processes: each way hides what another shows."""
     report = CycleReport()
-    for strikes, has_proxies in ((ON_PROCESSES, False), (ON_LINKS, True)):
-        with struck_group(workers=WORKERS, cache=cache, has_proxies=has_proxies) as group:
-            cycles = FaultCycles(group.server, workers=WORKERS, seed=seed, proxies=group.proxies)
-            report.add(asyncio.run(cycles.run(list(strikes))))
+    for ways, strikes in STRIKES.items():
+        try:
+            with struck_group(workers=WORKERS, cache=cache, ways=ways) as group:
+                report.add(asyncio.run(FaultCycles(group, seed=seed).run(list(strikes))))
+        except (NoNetSpaces, NoSmallDisk) as error:
+            print(f"left out, {', '.join(strikes)}: {error}", flush=True)
     return report
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Simulation, fuzzing and faults for as long as they are given.")
+    parser = argparse.ArgumentParser(description="Simulation, faults, soak and fuzzing for as long as they are given.")
     parser.add_argument("--budget", type=seconds, default=720.0, help="90s, 12m, 2h")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     arguments = parser.parse_args()
@@ -81,11 +87,13 @@ def main() -> int:
     holds = simulate(SIMULATION_SHARE * arguments.budget, arguments.first)
     print("== fault cycles on real processes", flush=True)
     holds &= strike_processes(CYCLES_SHARE * arguments.budget, arguments.first)
+    print("== soak", flush=True)
+    holds &= soak_processes(SOAK_SHARE * arguments.budget)
     print("== guards switched off", flush=True)
-    holds &= switch_off_guards(GUARDS_SHARE * arguments.budget)
+    until = time.monotonic() + GUARDS_SHARE * arguments.budget
+    holds &= switch_off(MUTANTS, seeds=MOST_SEEDS, until=until)
     print("== fuzzing", flush=True)
-    fuzz_s = (1 - SIMULATION_SHARE - CYCLES_SHARE - GUARDS_SHARE) * arguments.budget
-    holds &= fuzz_borders(list(TARGETS), fuzz_s, seed=arguments.first)
+    holds &= fuzz_borders(list(TARGETS), FUZZ_SHARE * arguments.budget, seed=arguments.first)
     return 0 if holds else 1
 
 

@@ -14,7 +14,7 @@ from protos.service.config import ConfigGroup, UserPath
 from protos.service.histogram_buckets import WORKER_HISTOGRAMS, BucketTable, chosen_buckets
 from protos.service.logs import LEVELS
 from protos.service.security_config import TlsConfig, is_loopback
-from protos.service.tracing import TraceSettings
+from protos.service.tracing import TraceEndpoint, TraceSettings
 from protos.wire.bucket_lists import list_problem
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS, MAX_WINDOW
 
@@ -265,12 +265,7 @@ class ObservabilityConfig(ConfigGroup):
     metrics_port: Port = Field(default=9465, description="Metrics port; 0 = any free one.")
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="text or json.")
-    trace_endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^/\s]+:\d+/?$",
-        description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
-        "Default: no traces.",
-    )
+    trace_endpoint: TraceEndpoint = None
 
     histogram_buckets: str = Field(
         default="",

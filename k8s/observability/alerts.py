@@ -31,6 +31,21 @@ SERVICE_ALERTS: tuple[Alert, ...] = (
         summary="No worker is attached in {{ $labels.namespace }}: no request is served.",
     ),
     Alert(
+        name="ForwardplaneNoLeader",
+        expr=f"{_total('leader')} == 0",
+        lasts="2m",
+        severity=Severity.CRITICAL,
+        summary="No scheduler of {{ $labels.namespace }} may serve: the Lease or the epoch cannot be had.",
+    ),
+    Alert(
+        name="ForwardplaneLeaseNotRenewed",
+        expr=f'sum by (namespace) (rate({_SCHEDULER}lease_renewals_total{{outcome="failed"}}[5m])) > 0'
+        f' unless sum by (namespace) (rate({_SCHEDULER}lease_renewals_total{{outcome="ok"}}[5m])) > 0',
+        lasts="5m",
+        severity=Severity.WARNING,
+        summary="The leader cannot renew its Lease: it serves on, but a standby may take over.",
+    ),
+    Alert(
         name="ForwardplaneMetricsAbsent",
         expr=f"absent({_SCHEDULER}requests_running)",
         lasts="5m",

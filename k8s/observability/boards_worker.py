@@ -200,6 +200,12 @@ WORKERS = Board(
                     unit=Unit.SECONDS,
                 ),
                 Panel(
+                    title="Way to the device",
+                    help="Time one plan's columns took to the device.",
+                    queries=quantiles("h2d_seconds", of="worker"),
+                    unit=Unit.SECONDS,
+                ),
+                Panel(
                     title="Forwards by mode",
                     help="Forwards a second; a plan holds one or more.",
                     queries=one(rate(worker("forwards_total"), "mode"), "{{mode}}"),
@@ -302,9 +308,26 @@ ROLLOUT = Board(
                     drawing=Drawing.TABLE,
                 ),
                 Panel(
+                    title="KV cache",
+                    help="Tokens of a page, and usable pages, as an endpoint picker reads them.",
+                    queries=one(f"max by (page_size, num_pages) ({scheduler('cache_info')})", "{{num_pages}} pages"),
+                    drawing=Drawing.TABLE,
+                ),
+                Panel(
                     title="Epoch",
                     help="Highest epoch each scheduler has attached with.",
                     queries=one(f"max by (instance) ({scheduler('epoch')})", "{{instance}}"),
+                ),
+                Panel(
+                    title="Leader",
+                    help="1 for the scheduler that may serve, 0 for a standby that waits for the Lease.",
+                    queries=one(f"max by (instance) ({scheduler('leader')})", "{{instance}}"),
+                ),
+                Panel(
+                    title="Renewals of the Lease",
+                    help="Tries a second, by outcome; failed: no answer of the API server, the leader serves on.",
+                    queries=one(rate(scheduler("lease_renewals_total"), "outcome"), "{{outcome}}"),
+                    unit=Unit.PER_SECOND,
                 ),
                 Panel(
                     title="Serving workers",
@@ -316,8 +339,8 @@ ROLLOUT = Board(
                 ),
                 Panel(
                     title="Migrations",
-                    help="Requests a second that lost their worker.",
-                    queries=one(rate(scheduler("migrations_total")), "migrations"),
+                    help="Requests a second that lost their worker, by cause.",
+                    queries=one(rate(scheduler("migrations_total"), "cause"), "{{cause}}"),
                     unit=Unit.PER_SECOND,
                 ),
                 Panel(

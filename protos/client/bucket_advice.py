@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from protos.wire.buckets import MAX_PREFILL_PADDING
+from protos.wire.buckets import pads_too_much
 from protos.wire.enums import GraphPhase
 
 Histogram = Mapping[int, int]
@@ -100,7 +100,7 @@ def fit(phase: GraphPhase, histogram: Histogram, buckets: Sequence[int]) -> Fit:
         if index == len(buckets):
             continue
         padded += count * (buckets[index] - size)
-        if phase is not GraphPhase.PREFILL or buckets[index] <= MAX_PREFILL_PADDING * size:
+        if phase is not GraphPhase.PREFILL or not pads_too_much(buckets[index], size):
             replayed += count
     return Fit(buckets=tuple(buckets), padded=padded, replayed=replayed)
 

@@ -155,14 +155,18 @@ def _token_id(metadata: Mapping[str, Value], key: str, vocab_size: int) -> int |
 
 def _generation_defaults(metadata: Mapping[str, Value]) -> GenerationDefaults:
     def number(key: str) -> float | None:
-        value = metadata.get(f"general.sampling.{key}")
-        return float(value) if isinstance(value, int | float) and bool(np.isfinite(value)) else None
+        name = f"general.sampling.{key}"
+        value = metadata.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            raise InvalidModelFile(f"{name} is {shown(value)}, must be a finite number", field=name)
+        return float(value)
 
-    top_k = number("top_k")
     return GenerationDefaults(
         temperature=number("temp"),
         top_p=number("top_p"),
-        top_k=None if top_k is None else int(top_k),
+        top_k=_integer(metadata, "general.sampling.top_k", limit=1 << 31),
         min_p=number("min_p"),
         repetition_penalty=number("penalty_repeat"),
     )

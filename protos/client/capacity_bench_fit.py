@@ -10,9 +10,9 @@ from math import log
 
 import numpy as np
 
-from protos.client.capacity_costs import FittedCost, LinearCost, non_negative_solution
+from protos.client.capacity_costs import FIELD, FittedCost, LinearCost, non_negative_solution
 from protos.client.capacity_simulation import SimulatedLoad, SimulatedRequest, WorkerShape, simulate
-from protos.client.capacity_sources import FIELD, BenchRun
+from protos.client.capacity_sources import BenchRun
 from protos.wire.errors import InvalidRequest
 
 _HALVINGS = 18

@@ -16,17 +16,16 @@ from rich.table import Table
 from protos.client.bench_report import write_file
 from protos.client.bench_workload import parse_lengths
 from protos.client.capacity_bench_fit import fit_bench_runs
-from protos.client.capacity_costs import FittedCost, StepCost, TableCost, fit_cost
+from protos.client.capacity_costs import FIELD, FittedCost, StepCost, TableCost, fit_cost
 from protos.client.capacity_plan import MAX_WORKERS, Demand, Expected, Targets, expect, fewest_workers
 from protos.client.capacity_simulation import WorkerShape
-from protos.client.capacity_sources import FIELD, full_pool_pages, read_bench_run, read_recordings, source_kind
+from protos.client.capacity_sources import full_pool_pages, read_bench_run, read_recordings, source_kind
 from protos.client.exit_codes import OK, REFUSED, WrongUsage
 from protos.service.step_times import read_step_times
 from protos.wire.limits import MAX_PLAN_ROWS, MAX_PLAN_TOKENS
+from protos.wire.step_budget import GPU_BUDGET, step_budget
 from protos.wire.worker_info import WorkerInfo
 
-_CPU_TARGET_S, _GPU_TARGET_S = 0.25, 0.05
-_CPU_BUDGET, _GPU_BUDGET = (64, 2048), (256, 8192)
 _SPARE_PAGES_RATIO = 0.1
 Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
 Ratio = Annotated[float, Parameter(validator=validators.Number(gte=0, lt=1))]
@@ -188,15 +187,13 @@ def _of_recordings(sources: Sequence[Path], options: WorkerLimitsOptions) -> _Kn
 
 
 def _recorded_worker(info: WorkerInfo) -> WorkerShape:
-    is_cpu = info.device.startswith("cpu")
     return WorkerShape(
         page_size=info.sub_pools[0].page_size,
         num_pages=full_pool_pages(info),
         max_rows=info.limits.max_rows,
         max_tokens=info.limits.max_tokens,
         window=info.limits.window,
-        target_step_s=_CPU_TARGET_S if is_cpu else _GPU_TARGET_S,
-        budget_range=_CPU_BUDGET if is_cpu else _GPU_BUDGET,
+        budget=step_budget(info.device),
     )
 
 
@@ -212,7 +209,7 @@ def _of_table(sources: Sequence[Path], options: WorkerLimitsOptions) -> _Known:
     table = read_step_times(sources[0], field=FIELD)
     page_size = options.page_size or WorkerShape().page_size
     pages = table.kv_bytes // (table.kv_bytes_per_token * page_size)
-    worker = WorkerShape(num_pages=pages, target_step_s=_GPU_TARGET_S, budget_range=_GPU_BUDGET, max_tokens=8192)
+    worker = WorkerShape(num_pages=pages, budget=GPU_BUDGET, max_tokens=GPU_BUDGET.most_tokens)
     return _Known(TableCost(table), _chosen(worker, options), f"{table.name}: a table, nothing measured here", None)
 
 

@@ -17,6 +17,8 @@ from protos.wire.errors import InvalidRequest
 
 Array = np.ndarray
 
+FIELD = "sources"
+"""What a refusal of measured steps names."""
 MIN_STEPS = 64
 MIN_PREFILL_STEPS = 8
 _MOST_DEVIATIONS = 4096
@@ -25,7 +27,6 @@ _LEAST_ERROR = 1e-3
 _LEAST_S = 1e-9
 _UNITS = np.array([1.0, 1.0, 64.0, 16384.0])
 """Of the features, so that the prices are of one magnitude."""
-_FIELD = "sources"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +190,13 @@ def _check(steps: MeasuredSteps) -> None:
     count, prefills = len(steps.seconds), int((steps.prefill_tokens > 0).sum())
     if count < MIN_STEPS:
         message = f"the recordings hold {count} answered plans, a fit needs {MIN_STEPS}: record a longer run"
-        raise InvalidRequest(message, field=_FIELD)
+        raise InvalidRequest(message, field=FIELD)
     if prefills < MIN_PREFILL_STEPS:
         message = f"the recordings hold {prefills} plans with prompt tokens, a fit needs {MIN_PREFILL_STEPS}"
-        raise InvalidRequest(message, field=_FIELD)
+        raise InvalidRequest(message, field=FIELD)
     decode = steps.decode_rows[steps.prefill_tokens == 0]
     if len(np.unique(decode)) < 2:
         message = (
             "all decode steps of the recordings have the same number of rows: record runs of several concurrencies"
         )
-        raise InvalidRequest(message, field=_FIELD)
+        raise InvalidRequest(message, field=FIELD)

@@ -10,8 +10,12 @@ from protos.client.bench_workload import Lengths
 from protos.client.capacity_costs import StepCost
 from protos.client.capacity_simulation import SimulatedLoad, SimulatedRequest, SimulatedTimes, WorkerShape, simulate
 from protos.wire.bucket_lists import DECODE_SIZES, PREFILL_SIZES
-from protos.wire.buckets import MAX_PREFILL_PADDING
+from protos.wire.buckets import choose_bucket, real_units
+from protos.wire.enums import ForwardMode, GraphPhase
 from protos.wire.errors import InvalidRequest
+from protos.wire.limits import MAX_PLAN_ROWS
+from protos.wire.plan import GraphChoice
+from protos.wire.worker_info import Buckets
 
 Array = np.ndarray
 
@@ -25,6 +29,10 @@ _WARM_UP_SHARE = 0.1
 _PEAK = 99
 _KEPT_SHARE = 0.005
 """Buckets that fewer plans choose are not worth their memory."""
+_DEFAULT_BUCKETS = tuple(
+    Buckets(phase=phase, sizes=sizes, live=sizes, slots=MAX_PLAN_ROWS)
+    for phase, sizes in ((GraphPhase.DECODE, DECODE_SIZES), (GraphPhase.PREFILL, PREFILL_SIZES))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,18 +156,19 @@ def fewest_workers(demand: Demand, targets: Targets, *, worker: WorkerShape, cos
 
 def bucket_use(times: SimulatedTimes) -> tuple[tuple[BucketUse, ...], float]:
     """Which default sizes the plans would choose, and the share of padding in them."""
-    chosen: Counter[tuple[str, int]] = Counter()
+    chosen: Counter[GraphChoice] = Counter()
     real = padded = 0
     for rows, tokens in zip(times.decode_rows, times.prefill_tokens, strict=True):
-        phase, sizes, units = ("prefill", PREFILL_SIZES, rows + tokens) if tokens else ("decode", DECODE_SIZES, rows)
-        size = next((size for size in sizes if size >= units), None)
-        if size is not None and (phase == "decode" or size <= MAX_PREFILL_PADDING * units):
-            chosen[phase, size] += 1
-            real, padded = real + units, padded + size - units
+        mode = ForwardMode.MIXED if tokens else ForwardMode.DECODE
+        choice = choose_bucket(_DEFAULT_BUCKETS, mode=mode, num_rows=rows, num_tokens=rows + tokens)
+        if isinstance(choice, GraphChoice):
+            units = real_units(choice.phase, num_rows=rows, num_tokens=rows + tokens)
+            chosen[choice] += 1
+            real, padded = real + units, padded + choice.bucket - units
     plans = max(len(times.decode_rows), 1)
     uses = tuple(
-        BucketUse(phase=phase, size=size, share=count / plans)
-        for (phase, size), count in sorted(chosen.items())
+        BucketUse(phase=choice.phase.name.lower(), size=choice.bucket, share=count / plans)
+        for choice, count in sorted(chosen.items(), key=lambda item: (item[0].phase, item[0].bucket))
         if count / plans >= _KEPT_SHARE
     )
     return uses, padded / max(real + padded, 1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.client.capacity_costs import PlanShape, StepCost
+from protos.wire.step_budget import CPU_BUDGET, StepBudget, whole_pages
 
 TURNAROUND_S = 0.003
 """From a request's last token to the next request of the same caller."""
@@ -27,13 +28,13 @@ class WorkerShape:
     num_pages: int | None = None
     """Usable KV pages; None: without bound."""
     max_rows: int = 256
-    max_tokens: int = 2048
+    max_tokens: int = CPU_BUDGET.most_tokens
     """Of one plan."""
     window: int = 2
     budget_tokens: int | None = None
     """Prefill tokens of a plan; None: what fits the target step time."""
-    target_step_s: float = 0.25
-    budget_range: tuple[int, int] = (64, 2048)
+    budget: StepBudget = CPU_BUDGET
+    """Where `budget_tokens` is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +259,11 @@ class _Life:
         worker = self._worker
         if worker.budget_tokens is not None:
             return max(worker.budget_tokens, worker.page_size)
-        low, high = worker.budget_range
+        own = worker.budget
         begin_s = self._cost.step_s(PlanShape(0, 0, self._context))
-        token_s = (self._cost.step_s(PlanShape(0, high, self._context)) - begin_s) / high
-        fits = (worker.target_step_s - begin_s) / token_s if token_s > 0 else high
-        return max(int(min(max(fits, low), high)) // worker.page_size, 1) * worker.page_size
+        token_s = (self._cost.step_s(PlanShape(0, own.most_tokens, self._context)) - begin_s) / own.most_tokens
+        fits = (own.target_step_s - begin_s) / token_s if token_s > 0 else own.most_tokens
+        return whole_pages(fits, least=own.least_tokens, most=own.most_tokens, page_size=worker.page_size)
 
 
 def _first_arrivals(load: SimulatedLoad) -> list[tuple[float, int]]:

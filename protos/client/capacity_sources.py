@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from protos.client.capacity_costs import MeasuredSteps
+from protos.client.capacity_costs import FIELD, MeasuredSteps
 from protos.service.first_problem import first_problem
 from protos.service.plan_recording import Entry, EntryKind, is_recording, read_entries
 from protos.service.recording_payloads import decode_attachment
@@ -23,7 +23,6 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanTimings
 from protos.wire.worker_info import WorkerInfo
 
-FIELD = "sources"
 _MAX_JSON_BYTES = 64 << 20
 
 

@@ -62,7 +62,8 @@ def generate_command(prompt: str | None = None, *, arguments: GenerateArguments 
     """Ask a running server for text and stream it to the terminal.
 
     The prompt is a chat question unless --raw. With --json the one line printed last holds text, token_ids,
-    finish_reason, usage and logprobs.
+    finish_reason, usage, logprobs, and what was asked of the prompt: prompt_logprobs with prompt_first_pos, the
+    position of the first, and hidden_states.
 
     Args:
         prompt: the question or the text to go on from.
@@ -73,7 +74,7 @@ def generate_command(prompt: str | None = None, *, arguments: GenerateArguments 
 
 @app.command(name="embed")
 def embed_command(*texts: str, server: ServerAccess = DEFAULT_SERVER, pooling: Pooling = "last") -> int:
-    """Turn texts into vectors of length 1, printed as one JSON line each.
+    """Turn texts into vectors of length 1, made of the model's final hidden states; one JSON line each.
 
     Args:
         texts: taken as they are, without the model's chat template.

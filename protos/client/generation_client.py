@@ -36,7 +36,7 @@ from protos.client.request_messages import (
 from protos.client.resuming import DEFAULT_RESUME_S, Patience, ResumableStream
 from protos.client.server_access import CallerCredentials
 from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
-from protos.service.channel import caller_channel, sync_caller_channel
+from protos.service.channel import Options, caller_channel, only_serving_options, sync_caller_channel
 from protos.service.status import from_rpc_error
 from protos.wire.errors import RequestAborted
 
@@ -44,9 +44,14 @@ DEFAULT_OPTIONS = GenerateOptions()
 DEFAULT_EMBEDDING = EmbedOptions()
 NOBODY = CallerCredentials()
 UNARY_TIMEOUT_S = 30.0
+_SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
+
+
+def _choice(*, only_serving: bool) -> Options:
+    return only_serving_options(_SERVICE) if only_serving else ()
 
 
 class GenerationClient:
@@ -59,6 +64,7 @@ class GenerationClient:
         timeout_s: float | None = None,
         resume_s: float = DEFAULT_RESUME_S,
         credentials: CallerCredentials = NOBODY,
+        only_serving: bool = False,
     ) -> None:
         """Open a lazy channel; nothing is sent yet.
 
@@ -67,13 +73,15 @@ class GenerationClient:
             timeout_s: deadline of each generation in seconds; None leaves it to the server (600 s).
             resume_s: how long a generation that lost its scheduler looks for one that goes on with it; 0: not at all.
             credentials: as whom to call; absent: in plain text, as nobody.
+            only_serving: `target` names several schedulers, of which one serves and others wait: call that one, by
+                the health that each says of itself. Where callers have tokens it needs a certificate beside.
         """
         self._target = target
         self._timeout_s = timeout_s
         self._resume_s = resume_s
         self._is_closed = False
         self._who = credentials.metadata()
-        self._channel = sync_caller_channel(target, credentials.security())
+        self._channel = sync_caller_channel(target, credentials.security(), options=_choice(only_serving=only_serving))
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -197,6 +205,7 @@ class AsyncGenerationClient:
         timeout_s: float | None = None,
         resume_s: float = DEFAULT_RESUME_S,
         credentials: CallerCredentials = NOBODY,
+        only_serving: bool = False,
     ) -> None:
         """Open a lazy channel; arguments as for `GenerationClient`."""
         self._target = target
@@ -204,7 +213,7 @@ class AsyncGenerationClient:
         self._resume_s = resume_s
         self._is_closed = False
         self._who = credentials.metadata()
-        self._channel = caller_channel(target, credentials.security())
+        self._channel = caller_channel(target, credentials.security(), options=_choice(only_serving=only_serving))
         self._stub = generate_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

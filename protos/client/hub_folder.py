@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType, UnionType
 from typing import Any
 
 from protos.service.gguf_header import shown
@@ -32,6 +33,9 @@ _TOKENIZER_CONFIG, _GENERATION_CONFIG = "tokenizer_config.json", "generation_con
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_CONTEXT, _MAX_VOCABULARY = 1 << 31, 1 << 31
+_KINDS: Mapping[type | UnionType, str] = MappingProxyType(
+    {bool: "true or false", int: "a whole number", int | float: "a number", str | list: "a text or a list"}
+)
 _GENERATION = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
@@ -94,8 +98,7 @@ def _tokenizer(source: Path) -> bytes:
 def _chat_template(source: Path, texts: Mapping[str, Any]) -> str | None:
     path = source / TEMPLATE_FILE
     if not path.is_file():
-        template = texts.get("chat_template")
-        return template if isinstance(template, str) else None
+        return _chosen_template(_of_kind(texts, "chat_template", _TOKENIZER_CONFIG, str | list))
     try:
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
             raise InvalidModelFile(f"{TEMPLATE_FILE} is above {MAX_TEMPLATE_BYTES} bytes", field=TEMPLATE_FILE)
@@ -104,11 +107,23 @@ def _chat_template(source: Path, texts: Mapping[str, Any]) -> str | None:
         raise InvalidModelFile(f"{TEMPLATE_FILE} cannot be read as UTF-8", field=TEMPLATE_FILE) from error
 
 
+def _chosen_template(given: str | list[Any] | None) -> str | None:
+    """The template itself, or that named `default` where there are several."""
+    if not isinstance(given, list):
+        return given
+    named = {str(item.get("name")): item.get("template") for item in given if isinstance(item, dict)}
+    chosen = named.get("default")
+    if not isinstance(chosen, str):
+        message = f"{_TOKENIZER_CONFIG}: chat_template has no template named 'default'"
+        raise InvalidModelFile(message, field="chat_template")
+    return chosen
+
+
 def _adds_bos(texts: Mapping[str, Any], tokenizer: bytes, bos_token_id: int) -> bool:
     """What the tokenizer's settings say; else whether its own post-processor puts the token in front."""
-    said = texts.get("add_bos_token")
-    if isinstance(said, bool):
-        return said
+    said = _of_kind(texts, "add_bos_token", _TOKENIZER_CONFIG, bool)
+    if said is not None:
+        return bool(said)
     try:
         layout = json.loads(tokenizer)
     except (ValueError, RecursionError) as error:
@@ -131,12 +146,30 @@ def _begins_with(processor: Any, token_id: int) -> bool:
 
 
 def _generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
-    if generation.get("do_sample") is False:
+    """How a folder wants its model to be sampled. Ranges are checked where those of callers are.
+
+    Raises:
+        InvalidModelFile: a value is of another kind than its key.
+    """
+    sampled = _of_kind(generation, "do_sample", _GENERATION_CONFIG, bool)
+    numbers = {name: _of_kind(generation, name, _GENERATION_CONFIG, int | float) for name in _GENERATION}
+    top_k = _of_kind(generation, "top_k", _GENERATION_CONFIG, int)
+    if top_k is not None and not 0 <= top_k < 1 << 31:
+        message = f"{_GENERATION_CONFIG}: top_k is {shown(top_k)}, must be 0 to {(1 << 31) - 1}"
+        raise InvalidModelFile(message, field="top_k")
+    if sampled is False:
         return GenerationDefaults(temperature=0.0)
-    numbers = {name: generation.get(name) for name in _GENERATION}
-    known = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
-    top_k = generation.get("top_k")
-    return GenerationDefaults(top_k=top_k if type(top_k) is int and 0 <= top_k < 1 << 31 else None, **known)
+    known = {name: float(value) for name, value in numbers.items() if value is not None}
+    return GenerationDefaults(top_k=top_k, **known)
+
+
+def _of_kind(found: Mapping[str, Any], key: str, file: str, kind: type | UnionType) -> Any:
+    """The value, if it is of that kind; None if there is none."""
+    value = found.get(key)
+    is_flag = isinstance(value, bool)
+    if value is None or (isinstance(value, kind) and (is_flag == (kind is bool))):
+        return value
+    raise InvalidModelFile(f"{file}: {key} is {shown(value)}, must be {_KINDS[kind]}", field=key)
 
 
 def _integer(config: Mapping[str, Any], key: str, limit: int) -> int:

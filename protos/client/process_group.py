@@ -17,15 +17,12 @@ from dataclasses import dataclass, field
 import grpc
 from grpc_health.v1 import health_pb2
 
-from protos.service.config import EX_CONFIG
-from protos.service.lifecycle import ExitCode
+from protos.service.lifecycle import LASTING
 from protos.wire.errors import EngineError, FaultError, InvalidRequest, UnavailableError
 
 POLL_S = 0.05
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
-_FINAL_CODES = frozenset({ExitCode.BAD_INPUT, ExitCode.CANNOT_LISTEN, EX_CONFIG})
-"""A new process would end the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +106,7 @@ class ProcessGroup:
             if code is None:
                 continue
             error = _ended(child.command.name, code)
-            if not child.command.restarts or code in _FINAL_CODES or not self._may_restart():
+            if not child.command.restarts or code in LASTING or not self._may_restart():
                 raise error
             self.notice(f"{error.message}; starting it again")
             child.process = self._spawn(child.command)
@@ -160,7 +157,7 @@ class ProcessGroup:
 def _ended(name: str, code: int) -> EngineError:
     """What a child's end is to whoever started it: a refusal, which only other settings or files mend, or a fault."""
     message = f"{name} ended with exit code {code}"
-    return InvalidRequest(f"{message}: it was refused, see above") if code in _FINAL_CODES else FaultError(message)
+    return InvalidRequest(f"{message}: it was refused, see above") if code in LASTING else FaultError(message)
 
 
 def _is_serving(command: ServiceCommand) -> bool:

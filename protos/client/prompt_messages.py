@@ -36,8 +36,9 @@ class PromptOptions:
 
     prompt_logprobs: int | None = None
     """Log-probabilities of the prompt's tokens with this many best alternatives."""
-    prompt_logprobs_start: int = 0
-    """Position of the first token whose log-probability is wanted; that at position 0 has none."""
+    prompt_logprobs_start: int | None = None
+    """With `prompt_logprobs`: position of the first token whose log-probability is wanted. That at position 0, where
+    they begin if nothing is said, has none."""
     hidden_states: str | None = None
     """Final hidden states: "last" (of the last token) or "full"."""
 
@@ -80,11 +81,15 @@ def prompt_fields(options: PromptOptions) -> dict[str, Any]:
     """The fields of a request; unset options stay absent.
 
     Raises:
-        InvalidRequest: hidden states of a kind that there is not.
+        InvalidRequest: hidden states of a kind that there is not, or a first position of log-probabilities that are not
+            asked for.
     """
     fields: dict[str, Any] = {}
     if options.prompt_logprobs is not None:
         fields["prompt_logprobs"] = {"top": options.prompt_logprobs, "start": options.prompt_logprobs_start}
+    elif options.prompt_logprobs_start is not None:
+        message = "prompt_logprobs.start needs prompt_logprobs, which is not given"
+        raise InvalidRequest(message, field="prompt_logprobs.start")
     if options.hidden_states is not None:
         if options.hidden_states not in _SELECTIONS:
             message = f"hidden_states is {options.hidden_states!r}; known: {', '.join(_SELECTIONS)}"

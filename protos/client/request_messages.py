@@ -77,7 +77,7 @@ def generate_once_request(prompts: Sequence[Prompt], options: GenerateOptions) -
     Raises:
         InvalidRequest, MessageTooLarge: as `generate_request`.
     """
-    requests = [request_fields(prompt, options) for prompt in prompt_list(prompts)]
+    requests = [_placed_fields(index, prompt, options) for index, prompt in enumerate(prompt_list(prompts))]
     return filled(generate_pb2.GenerateOnceRequest(), {"requests": requests})
 
 
@@ -97,6 +97,15 @@ def abort_request(request_id: str) -> generate_pb2.AbortRequest:
         InvalidRequest: as `generate_request`.
     """
     return filled(generate_pb2.AbortRequest(), {"request_id": request_id})
+
+
+def _placed_fields(index: int, prompt: Prompt, options: GenerateOptions) -> dict[str, Any]:
+    """As `request_fields`, of one of several prompts; refusals say of which."""
+    try:
+        return request_fields(prompt, options)
+    except InvalidRequest as error:
+        error.place_field(f"requests[{index}].")
+        raise
 
 
 def _said(options: GenerateOptions, group: type[SamplingOptions | StopOptions]) -> dict[str, Any]:

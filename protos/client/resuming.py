@@ -106,7 +106,7 @@ class ResumableStream:
 
     def rest(self) -> generate_pb2.GenerateRequest | None:
         """What is to be asked for now; None: everything has come."""
-        if not any(held.has_begun for held in self._samples):
+        if not self._has_begun:
             return self._request
         self._is_resumed = True
         self._asked = [index for index, held in enumerate(self._samples) if not held.has_ended]
@@ -152,13 +152,16 @@ class ResumableStream:
 
     def pause_s(self, error: EngineError) -> float | None:
         """How long to wait before asking for the rest; None: the stream ends with `error`."""
-        has_begun = any(held.has_begun for held in self._samples)
         can_resume = len(self._tickets) == len(self._samples)
-        return self._patience.pause_s(error) if can_resume or not has_begun else None
+        return self._patience.pause_s(error) if can_resume or not self._has_begun else None
 
     def final(self, error: EngineError) -> EngineError:
         """What the caller is told at the end."""
         return self._patience.final(error)
+
+    @property
+    def _has_begun(self) -> bool:
+        return any(held.has_begun for held in self._samples)
 
     def _resumed(self, index: int) -> generate_pb2.ResumedSample:
         held = self._samples[index]

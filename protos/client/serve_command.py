@@ -65,7 +65,7 @@ class ServePorts:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedOptions:
-    """What the device `simulated` is like; without meaning for others."""
+    """What the device `simulated` is like; refused for others."""
 
     simulated_steps: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, dir_okay=False))] = None
     """TOML table of step times. Default: an H100-like device with an 8B model."""
@@ -183,14 +183,27 @@ def _worker_command(options: ServeOptions, folder: ModelFolder, index: int) -> S
 
 def _chosen(options: ServeOptions) -> dict[str, str]:
     """Flags of a worker that are given only when the user gave them."""
-    given: dict[str, object] = {"--hardened": options.security.hardened}
-    if options.device == "simulated":
-        given |= {
+    given = {"--hardened": options.security.hardened}
+    return options.execution.flags() | options.limits.flags() | given_flags(given) | simulated_flags(options)
+
+
+def simulated_flags(options: ServeOptions) -> dict[str, str]:
+    """Flags of a worker that say what the simulated device is like; those that were given.
+
+    Raises:
+        InvalidRequest: the device is another.
+    """
+    flags = given_flags(
+        {
             "--simulated-steps": options.simulated.simulated_steps,
             "--simulated-step-ms": options.simulated.simulated_step_ms,
             "--simulated-eos-ratio": options.simulated.simulated_eos_ratio,
         }
-    return options.execution.flags() | options.limits.flags() | given_flags(given)
+    )
+    if flags and options.device != "simulated":
+        name = next(iter(flags))
+        raise InvalidRequest(f"{name} needs --device simulated; it is {options.device}", field=name)
+    return flags
 
 
 def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCommand:

@@ -4,6 +4,7 @@ The plan channel notices a stopped peer within three seconds; the caller channel
 the callers' port answers frequent ones with GOAWAY.
 """
 
+import json
 from collections.abc import Sequence
 
 import grpc
@@ -36,6 +37,16 @@ _CALLER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_CALLER_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
 )
+Options = tuple[tuple[str, str | int], ...]
+
+
+def only_serving_options(service: str) -> Options:
+    """Options by which a caller's channel uses only those addresses of its target whose health says `service` serves.
+
+    The health of an address is asked on the callers' port, without a token.
+    """
+    config = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": service}}
+    return (("grpc.service_config", json.dumps(config)),)
 
 
 def plan_channel(target: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
@@ -43,19 +54,22 @@ def plan_channel(target: str, security: ChannelSecurity | None = None) -> grpc.a
     return _aio_channel(target, _PLAN_OPTIONS, security)
 
 
-def caller_channel(target: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
+def caller_channel(target: str, security: ChannelSecurity | None = None, *, options: Options = ()) -> grpc.aio.Channel:
     """A caller's connection to a scheduler, for asyncio."""
-    return _aio_channel(target, _CALLER_OPTIONS, security)
+    return _aio_channel(target, (*_CALLER_OPTIONS, *options), security)
 
 
-def sync_caller_channel(target: str, security: ChannelSecurity | None = None) -> grpc.Channel:
+def sync_caller_channel(target: str, security: ChannelSecurity | None = None, *, options: Options = ()) -> grpc.Channel:
     """A caller's connection to a scheduler, without asyncio."""
+    every = (*_CALLER_OPTIONS, *options)
     if security is None:
-        return grpc.insecure_channel(target, options=_CALLER_OPTIONS)
-    return grpc.secure_channel(target, security.credentials, options=(*_CALLER_OPTIONS, *_named(security)))
+        return grpc.insecure_channel(target, options=every)
+    return grpc.secure_channel(target, security.credentials, options=(*every, *_named(security)))
 
 
-def _aio_channel(target: str, options: Sequence[tuple[str, int]], security: ChannelSecurity | None) -> grpc.aio.Channel:
+def _aio_channel(
+    target: str, options: Sequence[tuple[str, str | int]], security: ChannelSecurity | None
+) -> grpc.aio.Channel:
     if security is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, security.credentials, options=(*options, *_named(security)))

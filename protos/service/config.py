@@ -242,12 +242,34 @@ def _validated(schema: type[ConfigT], merge: _Merge) -> LoadedConfig[ConfigT]:
     try:
         value = schema.model_validate(given)
     except ValidationError as error:
-        problems = [_problem(merge, dict(item)) for item in error.errors(include_url=False)]
-        raise ConfigError([*merge.problems, *problems]) from None
+        found = [dict(item) for item in error.errors(include_url=False)]
+        problems = [_problem(merge, item) for item in (*found, *_hidden(schema, given, found))]
+        raise ConfigError(list(dict.fromkeys([*merge.problems, *problems]))) from None
     if merge.problems:
         raise ConfigError(merge.problems)
     sources = {name: merge.sources.get(name, "default") for name in merge.fields}
     return LoadedConfig(value=value, sources=sources, warnings=tuple(merge.warnings))
+
+
+def _hidden(
+    schema: type[BaseModel], given: Mapping[str, Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """What rules over several settings say, which are not asked while one of the settings is wrong by itself.
+
+    They are asked with the defaults in place of what is wrong.
+    """
+    wrong = {tuple(item["loc"][:2]) for item in found}
+    sound = {
+        group: {name: value for name, value in values.items() if (group, name) not in wrong}
+        for group, values in given.items()
+    }
+    if sound == given:
+        return []
+    try:
+        schema.model_validate(sound)
+    except ValidationError as error:
+        return [dict(item) for item in error.errors(include_url=False)]
+    return []
 
 
 def _problem(merge: _Merge, item: Mapping[str, Any]) -> str:

@@ -51,6 +51,11 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),
     "use_bidirectional_attention": (None, False),
     "quantization_config": (None,),
+    # What the weights were saved as; the files say it too, and a value of another kind would be a guess.
+    "torch_dtype": (None, "float32", "float16", "bfloat16"),
+    "dtype": (None, "float32", "float16", "bfloat16"),
+    "tie_word_embeddings": (None, False, True),
+    "use_sliding_window": (None, False, True),
 }
 """Keys with the values that the worker's layers compute."""
 _BIASED_ATTENTION = frozenset({"llama", "qwen3", "gemma3_text"})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from protos.service.config import EX_CONFIG
 from protos.service.status import fault_border
 from protos.wire.errors import CallerError, CannotListen, EngineError, FaultError, InternalFault
 
@@ -34,6 +35,10 @@ class ExitCode(IntEnum):
     """A port is in use, or an address is not ours."""
     FAULT = 70
     """Something broke: an unexpected error, or a part that did not start or stop in time."""
+
+
+LASTING = frozenset({EX_CONFIG, ExitCode.BAD_INPUT, ExitCode.CANNOT_LISTEN})
+"""The settings, a file or a port is wrong: a new process would end the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,13 +77,18 @@ def described_folder(folder: ModelFolder) -> DescribedWeights:
     return found
 
 
+def is_hub_folder(path: Path) -> bool:
+    """Whether `path` is a folder as model hubs have it, which a model folder can be derived from."""
+    return is_safetensors_folder(path) and not (path / CARD_FILE).is_file()
+
+
 def check_model(path: Path) -> None:
     """Refuse what no worker can serve: a model folder, a folder of a model hub, or a GGUF file.
 
     Raises:
         InvalidModelFile, UnsupportedFeature: why.
     """
-    if path.is_dir() and ((path / CARD_FILE).is_file() or not is_safetensors_folder(path)):
+    if path.is_dir() and not is_hub_folder(path):
         described_folder(read_model_folder(path))
     else:
         describe_weights(path)

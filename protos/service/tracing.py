@@ -10,7 +10,9 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from protos.service.lifecycle import Part
 from protos.wire.errors import InvalidRequest
@@ -75,6 +77,17 @@ class Tracing(Protocol):
     def close(self, timeout_s: float) -> None:
         """Send what is left. Blocks, at most so long."""
         ...
+
+
+TraceEndpoint = Annotated[
+    str | None,
+    Field(
+        pattern=r"^https?://[^/\s]+:\d+/?$",
+        description="http://HOST:PORT of an OTLP receiver (gRPC) that gets traces; needs forwardplane[tracing]. "
+        "Default: no traces.",
+    ),
+]
+"""The setting of every process that has spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

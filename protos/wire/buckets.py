@@ -23,8 +23,7 @@ OVER_MAX = MappingProxyType(
     {GraphPhase.DECODE: GraphRefusal.OVER_MAX_ROWS, GraphPhase.PREFILL: GraphRefusal.OVER_MAX_TOKENS}
 )
 
-MAX_PREFILL_PADDING = 2
-"""A prefill bucket above this many times the real tokens is refused."""
+_MAX_PREFILL_PADDING = 2
 
 
 def choose_bucket(
@@ -51,13 +50,18 @@ def choose_bucket(
     if bucket is None:
         return OVER_MAX[phase]
     if phase is GraphPhase.PREFILL:
-        if bucket > MAX_PREFILL_PADDING * real:
+        if pads_too_much(bucket, real):
             return GraphRefusal.BUCKET_TOO_LARGE
         if num_rows > captured.slots:
             return GraphRefusal.TOO_MANY_SLOTS
     if bucket not in captured.live:
         return GraphRefusal.CAPTURE_FAILED if bucket in captured.dead else GraphRefusal.NOT_CAPTURED_YET
     return GraphChoice(phase=phase, bucket=bucket)
+
+
+def pads_too_much(bucket: int, real: int) -> bool:
+    """Whether a prefill bucket is above twice the real tokens: such a forward is quicker without a graph."""
+    return bucket > _MAX_PREFILL_PADDING * real
 
 
 def real_units(phase: GraphPhase, *, num_rows: int, num_tokens: int) -> int:

@@ -36,6 +36,16 @@ class EngineError(Exception):
         self.error_id = ""
         """Set by the border that logged the cause, so that a report and the log line can be joined."""
 
+    def rename_field(self, name: str) -> None:
+        """Speak of the field as `name`, in the message too where it begins with the field."""
+        if self.field and self.message.startswith(self.field):
+            self.message = name + self.message.removeprefix(self.field)
+        self.field = name
+
+    def place_field(self, place: str) -> None:
+        """Say of which part of a call the field is: `place` stands before it, as in `requests[0].model`."""
+        self.rename_field(f"{place}{self.field}".rstrip("."))
+
 
 class CallerError(EngineError):
     """The message is wrong; sending it again will not help."""

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 from protos.wire.enums import SubPoolKind
+from protos.wire.step_budget import step_budget, whole_pages
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.cost_model import CostModel
 from scheduler_svc.core.settings import CoreSettings
 
-_CPU_RANGE = (64, 2048)
-_GPU_RANGE = (256, 8192)
 _WINDOW_SHARE = 4
 """One request's plans in flight take at most this part of a window sub-pool."""
 
@@ -35,8 +34,7 @@ class BudgetRule:
             return self.first
         fits = cost.tokens_within(self.target_s, context=cost.last.context)
         most = min(self.most, max(self.first, 2 * cost.most_tokens))
-        bounded = int(min(max(fits, self.least), most))
-        return max(bounded // self.page_size, 1) * self.page_size
+        return whole_pages(fits, least=self.least, most=most, page_size=self.page_size)
 
 
 def budget_rule(settings: CoreSettings, info: WorkerInfo, *, token_limit: int, window: int) -> BudgetRule:
@@ -45,10 +43,12 @@ def budget_rule(settings: CoreSettings, info: WorkerInfo, *, token_limit: int, w
     if settings.budget_tokens is not None:
         fixed = min(max(settings.budget_tokens, page_size), token_limit)
         return BudgetRule(fixed, fixed, fixed, settings.target_step_s(info.device), page_size)
-    low, high = _CPU_RANGE if info.device.startswith("cpu") else _GPU_RANGE
+    own = step_budget(info.device)
     first = max(page_size, min(settings.first_budget_tokens, token_limit))
-    most = max(page_size, min(high, token_limit, *_window_limits(info, first=first, window=window)))
-    return BudgetRule(first, max(page_size, min(low, most)), most, settings.target_step_s(info.device), page_size)
+    most = max(page_size, min(own.most_tokens, token_limit, *_window_limits(info, first=first, window=window)))
+    return BudgetRule(
+        first, max(page_size, min(own.least_tokens, most)), most, settings.target_step_s(info.device), page_size
+    )
 
 
 def _window_limits(info: WorkerInfo, *, first: int, window: int) -> list[int]:

@@ -9,6 +9,7 @@ A plan unlike those that were measured gets the fixed time: what is guessed must
 
 import math
 
+from protos.wire.step_budget import is_cpu
 from scheduler_svc.core.cost_model import CostModel, PlanShape
 
 _FACTOR = 3.0
@@ -20,5 +21,5 @@ def plan_budget_ms(cost: CostModel, shape: PlanShape, *, device: str, unmeasured
     if not cost.knows(shape):
         return unmeasured_ms
     expected_s = max(cost.predict_s(shape), cost.slowest_s)
-    margin_s = _CPU_MARGIN_S if device.startswith("cpu") else _MARGIN_S
+    margin_s = _CPU_MARGIN_S if is_cpu(device) else _MARGIN_S
     return math.ceil((_FACTOR * expected_s + margin_s) * 1e3)

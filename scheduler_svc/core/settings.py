@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-CPU_TARGET_STEP_MS = 250.0
-GPU_TARGET_STEP_MS = 50.0
+from protos.wire.step_budget import step_budget
 
 
 class PolicyKind(StrEnum):
@@ -51,5 +50,4 @@ class CoreSettings:
 
     def target_step_s(self, device: str) -> float:
         """Device time that a plan on that device may take, in seconds."""
-        own = CPU_TARGET_STEP_MS if device.startswith("cpu") else GPU_TARGET_STEP_MS
-        return (self.target_step_ms or own) / 1e3
+        return self.target_step_ms / 1e3 if self.target_step_ms else step_budget(device).target_step_s

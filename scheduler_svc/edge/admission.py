@@ -117,7 +117,7 @@ class Admission:
                     raise InvalidRequest("resume is for Generate, which streams", field="resume")
                 checked += await self._check(request, call, place=place)
             except EngineError as error:
-                error.field = f"{place}{error.field}".rstrip(".")
+                error.place_field(place)
                 raise
         self._open(checked, traceparent)
         return [stream for stream, _ in checked]

@@ -30,5 +30,5 @@ def told_to_caller(error: EngineError, *, place: str, grammar: str | None) -> En
     if isinstance(error, CallerError) and error.field:
         is_grammar = error.field == "grammar" and grammar is not None
         name = grammar if is_grammar else _CALLERS_NAMES.get(error.field, error.field)
-        error.field = f"{place}{name}"
+        error.rename_field(f"{place}{name}")
     return error

@@ -1,6 +1,7 @@
 """Every metric of an edge process, declared once. The core's are in `scheduler_svc/metrics.py`.
 
-Labels come from the schema's method names, the HTTP front's routes, gRPC's code names and the error taxonomy.
+Labels come from the schema's method names, the HTTP front's routes, gRPC's code names, the error taxonomy, and the
+classes of the file of callers, which are few.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,12 @@ class EdgeMetrics:
     duration_seconds: Histogram
     prompt_tokens: Histogram
     output_tokens: Histogram
+    tenant_tokens: Counter
+
+    def tenant_used(self, tenant_class: str, *, prompt_tokens: int, output_tokens: int) -> None:
+        """A generation of a caller of that class is over."""
+        for kind, tokens in (("prompt", prompt_tokens), ("output", output_tokens)):
+            self.tenant_tokens.labels(tenant_class, kind).inc(tokens)
 
 
 class CallMetrics:
@@ -117,4 +124,10 @@ def create_edge_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHE
         duration_seconds=histogram("request_duration_seconds", "From a generation call's arrival to its end."),
         prompt_tokens=histogram("request_prompt_tokens", "Prompt tokens of admitted requests."),
         output_tokens=histogram("request_output_tokens", "Output tokens of ended requests."),
+        tenant_tokens=Counter(
+            PREFIX + "tenant_tokens",
+            "Tokens of ended requests, by the class that the file of callers names.",
+            ["tenant_class", "kind"],
+            registry=registry,
+        ),
     )

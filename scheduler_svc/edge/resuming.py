@@ -104,16 +104,31 @@ def set_held(submit: SubmitStream, held: ResumedSample) -> None:
         message = f"resume holds {len(held.token_ids)} output tokens; the limit is {submit.max_tokens}"
         raise InvalidRequest(message, field="resume.token_ids")
     submit.output_ids = np.asarray(held.token_ids, "<i4").tobytes()
+    _check_held_of_prompt(submit, held)
     if not submit.HasField("prompt_wants"):
         return
     wants = submit.prompt_wants
-    num_prompt_ids = len(submit.prompt_ids) // np.dtype("<i4").itemsize
     if wants.HasField("logprobs_from"):
         wants.logprobs_from += held.prompt_logprobs
-        if wants.logprobs_from >= num_prompt_ids:
+        if wants.logprobs_from >= _num_prompt_ids(submit):
             wants.ClearField("logprobs_from")
     if held.hidden_states:
         wants.states = StateUse.STATE_USE_UNSPECIFIED
     is_answered = not (wants.HasField("logprobs_from") or wants.states)
     if is_answered or held.token_ids:
         submit.ClearField("prompt_wants")
+
+
+def _check_held_of_prompt(submit: SubmitStream, held: ResumedSample) -> None:
+    wants = submit.prompt_wants
+    most = max(_num_prompt_ids(submit) - wants.logprobs_from, 0) if wants.HasField("logprobs_from") else 0
+    if held.prompt_logprobs > most:
+        message = f"resume holds {held.prompt_logprobs} log-probabilities of the prompt; the limit is {most}"
+        raise InvalidRequest(message, field="resume.prompt_logprobs")
+    if held.hidden_states and not wants.states:
+        message = "resume holds hidden states; the sample has none"
+        raise InvalidRequest(message, field="resume.hidden_states")
+
+
+def _num_prompt_ids(submit: SubmitStream) -> int:
+    return len(submit.prompt_ids) // np.dtype("<i4").itemsize

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a Kubernetes API server: a Service's endpoints, and one object's epoch annotation.
+"""What the scheduler asks of a Kubernetes API server: a Service's endpoints, one object's epoch annotation, one Lease.
 
 Loaded only where settings ask for Kubernetes: its client is an optional dependency. Knows nothing of links. Guards:
 every failure is an error of the taxonomy; UnavailableError passes by itself, InvalidRequest needs an operator.
@@ -7,6 +7,7 @@ every failure is an error of the taxonomy; UnavailableError passes by itself, In
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import aiohttp
 from kubernetes_asyncio import client, config
 
 from protos.wire.errors import InvalidRequest, UnavailableError
+from scheduler_svc.links.lease import LeaseRecord
 
 EPOCH_ANNOTATION = "forwardplane.dev/epoch"
+WANTED_ANNOTATION = "forwardplane.dev/wanted-by"
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PORT_NAME = "grpc"
@@ -90,6 +93,72 @@ class KubernetesApi:
         with _api_errors(f"ConfigMap {name}", field="epoch_object") as answer:
             await api.replace_namespaced_config_map(name, self._namespace, found, _request_timeout=self._timeout_s)
         return None if answer.is_conflict else epoch
+
+    def lease(self, name: str) -> "ClusterLease":
+        """The Lease of that name in this namespace."""
+        return ClusterLease(
+            client.CoordinationV1Api(self._client), name, namespace=self._namespace, timeout_s=self._timeout_s
+        )
+
+
+class ClusterLease:
+    """One Lease object. Made by `KubernetesApi.lease`; fails as that does."""
+
+    def __init__(self, api: Any, name: str, *, namespace: str, timeout_s: float) -> None:
+        self._api = api
+        self._name = name
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+
+    async def read(self) -> LeaseRecord:
+        """The Lease now.
+
+        Raises:
+            InvalidRequest: it is missing, or may not be read.
+            UnavailableError: the API server does not answer.
+        """
+        with _api_errors(f"Lease {self._name}", field="lease_object"):
+            found = await self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=self._timeout_s)
+        spec = found.spec or client.V1LeaseSpec()
+        return LeaseRecord(
+            holder=spec.holder_identity or "",
+            duration_s=spec.lease_duration_seconds or 0,
+            renewals=str(spec.renew_time or ""),
+            wanted_by=(found.metadata.annotations or {}).get(WANTED_ANNOTATION, ""),
+            found=found,
+        )
+
+    async def write(self, record: LeaseRecord, *, renews: bool) -> bool:
+        """Store `record` over what it was read from; False: anyone wrote since.
+
+        Raises:
+            InvalidRequest: it is missing, or may not be written.
+            UnavailableError: the API server does not answer.
+        """
+        body: Any = record.found
+        spec = body.spec = body.spec or client.V1LeaseSpec()
+        now = _micro_time()
+        if record.holder != (spec.holder_identity or ""):
+            spec.lease_transitions = (spec.lease_transitions or 0) + bool(record.holder)
+            spec.acquire_time = now
+        spec.holder_identity = record.holder or None
+        spec.lease_duration_seconds = record.duration_s or None
+        spec.renew_time = now if renews else spec.renew_time
+        others = {key: text for key, text in (body.metadata.annotations or {}).items() if key != WANTED_ANNOTATION}
+        wanted = {WANTED_ANNOTATION: record.wanted_by} if record.wanted_by else {}
+        body.metadata.annotations = {**others, **wanted}
+        # The object carries its resource version: the API server refuses it if anyone wrote since.
+        with _api_errors(f"Lease {self._name}", field="lease_object") as answer:
+            await self._api.replace_namespaced_lease(
+                self._name, self._namespace, body, _request_timeout=self._timeout_s
+            )
+        return not answer.is_conflict
+
+
+def _micro_time() -> datetime:
+    """Now, as the API server reads it: with a fraction of six digits, which a time on the second would not get."""
+    now = datetime.now(UTC)
+    return now.replace(microsecond=now.microsecond or 1)
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
 from protos.wire.worker_info import Buckets, WorkerInfo
 
-MIN_DELTA_BYTES = 16 * 1024
-"""Below this, making and undoing a delta costs more than sending the plan."""
+MIN_DELTA_BYTES = 128 * 1024
+"""Below this, making, digesting and undoing a delta costs both sides more than the bytes it saves."""
 
 
 @dataclass(frozen=True, slots=True)

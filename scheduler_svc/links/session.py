@@ -7,11 +7,12 @@ the order the exchange gives them, and none after `run` returned.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from protos.wire.enums import WorkerState
-from protos.wire.errors import ConnectionLost, DeviceFault, EngineError, SyncError, UnavailableError
+from protos.wire.errors import ConnectionLost, DeviceFault, Draining, EngineError, SyncError, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
 from scheduler_svc.core.events import (
@@ -146,17 +147,17 @@ class WorkerSession:
         if self._parts.recorder is not None:
             self._parts.recorder.attached(term.worker, epoch=term.epoch, term=term.term, info=term.info)
         self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
-        died = False
+        died, drained = False, False
         try:
             reason = await _first_reason(
                 self._converse(stream), self._follow_reports(), self._watch(), self._follow_certificates()
             )
-            died = is_death(reason)
+            died, drained = is_death(reason), isinstance(reason, Draining)
             return reason
         finally:
             metrics.set_state(None)
             metrics.set_in_flight(0)
-            self._parts.listener.worker_event(WorkerLost(term.worker, died=died))
+            self._parts.listener.worker_event(WorkerLost(term.worker, died=died, drained=drained))
             await self._calls.close()
 
     # --- the plan stream
@@ -241,6 +242,7 @@ class WorkerSession:
             return
         self._parts.counts.answered(result)
         metrics.plan_answered(rtt_s=answered.rtt_s, worker_s=worker_seconds(result.timings))
+        metrics.padded(sum(forward.padded_tokens for forward in result.forwards))
         metrics.set_in_flight(self.num_in_flight)
         if self._parts.recorder is not None:
             self._parts.recorder.result_received(self.term.worker, result)
@@ -329,15 +331,20 @@ class WorkerSession:
     async def _hand_over(self) -> object:
         """Try new certificates; returns them, or the old ones when no connection came about."""
         fresh, old = self._parts.new_calls(), self._calls
-        if not await fresh.ready(timeout_s=self._parts.settings.open_timeout_s):
-            await fresh.close()
-            _logger.warning("no connection with new certificates, keeping the old one", extra=self._name())
-            return old.certificates
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(fresh.close)
+            if not await fresh.ready(timeout_s=self._parts.settings.open_timeout_s):
+                _logger.warning("no connection with new certificates, keeping the old one", extra=self._name())
+                return old.certificates
+            unless_used.pop_all()
         self._calls = fresh
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
         _logger.info("connected with new certificates", extra=self._name())
-        await old.close(grace_s=self._parts.settings.open_timeout_s)
+        try:
+            await old.close(grace_s=self._parts.settings.open_timeout_s)
+        finally:  # a term that ends meanwhile waits for nothing
+            await old.close()
         return fresh.certificates
 
     def _name(self) -> dict[str, str]:

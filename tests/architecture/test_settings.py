@@ -9,7 +9,7 @@ from protos.service.config_schema import help_text, setting_fields, setting_grou
 from tests.support.code_measures import ROOT
 
 SERVICES = ("scheduler_svc", "worker_svc")
-MOST_SETTINGS = 64
+MOST_SETTINGS = 68
 UNITS_OF_NUMBERS = ("_s", "_ms", "_ratio", "_fraction", "_bytes", "_tokens")
 
 

@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from protos.service.channel import caller_channel, plan_channel
+from protos.service.channel import caller_channel, only_serving_options, plan_channel, sync_caller_channel
 from protos.service.server import (
     HealthServer,
     PortProfile,
@@ -215,3 +215,58 @@ async def test_a_plan_of_eight_mebibytes_passes_only_through_plan_ports():
         await server.stop(None)
 
     assert outcomes == [7 << 20, errors.MessageTooLarge]
+
+
+@asynccontextmanager
+async def scheduler_like(*, is_serving):
+    """A callers' port with health, as an edge has; says who it is by its reflected name."""
+    health = HealthServer((NAME,))
+    await health.start("127.0.0.1", 0)
+    server = build_server(options=ServerOptions())
+    health.add_to(server)
+    port = bind_port(server, "127.0.0.1", 0)
+    await server.start()
+    await health.set_serving(NAME, is_serving=is_serving)
+    try:
+        yield health, port
+    finally:
+        await server.stop(None)
+        await health.stop()
+
+
+@asynccontextmanager
+async def two_schedulers():
+    """The one that waits, the one that serves, and both as one target."""
+    first_one, second_one = scheduler_like(is_serving=False), scheduler_like(is_serving=True)
+    async with first_one as (waiting, first), second_one as (serving, second):
+        yield waiting, serving, f"ipv4:127.0.0.1:{first},127.0.0.1:{second}"
+
+
+ASKED = health_pb2.HealthCheckRequest(service=NAME)
+PATIENT = {"timeout": 5, "wait_for_ready": True}
+
+
+async def test_of_several_addresses_only_one_that_serves_is_called():
+    async with two_schedulers() as (waiting, serving, target):
+        channel = caller_channel(target, options=only_serving_options(NAME))
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def all_serve():
+            return {(await stub.Check(ASKED, **PATIENT)).status for _ in range(8)} == {STATES.SERVING}
+
+        assert await all_serve()
+        await serving.set_serving(NAME, is_serving=False)
+        await waiting.set_serving(NAME, is_serving=True)
+        async with asyncio.timeout(10):
+            while not await all_serve():
+                await asyncio.sleep(0.01)
+        await channel.close()
+
+
+async def test_a_blocking_caller_calls_only_one_that_serves():
+    async with two_schedulers() as (_, _, target):
+        with sync_caller_channel(target, options=only_serving_options(NAME)) as channel:
+            check_one = health_pb2_grpc.HealthStub(channel).Check
+            answers = [await asyncio.to_thread(check_one, ASKED, **PATIENT) for _ in range(8)]
+
+    assert {answer.status for answer in answers} == {STATES.SERVING}

@@ -4,8 +4,9 @@ import pytest
 
 from protos.service.config import ConfigError, load_config
 from scheduler_svc.config import SchedulerConfig
-from tests.support.manifest_policy import RULES, SCHEDULER, WORKER
+from tests.support.manifest_policy import CELL, LEASE, NAME, SCHEDULER, STANDBY, WORKER
 from tests.support.manifests import ADDED, OVERLAYS, Manifest, objects
+from tests.support.standby_policy import RULES
 from worker_svc.config import WorkerConfig
 
 EVERY_OVERLAY = (*OVERLAYS, *ADDED)
@@ -69,6 +70,8 @@ MISTAKES = [
     ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.type", "cpu"),  # 15
     ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.metadata.query", "forwardplane_scheduler_epoch"),
     ("one_hand_scales", spec("ScaledObject", WORKER), "fallback", REMOVE),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.metadata.activationThreshold", REMOVE),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "minReplicaCount", 0),
     ("one_hand_scales", spec("ScaledObject", WORKER), "cooldownPeriod", 300),
     ("volumes_are_what_they_must_be", pod(WORKER), "volumes.1", {"name": "cache", "persistentVolumeClaim": {}}),  # 18
     ("volumes_are_what_they_must_be", container(WORKER), "volumeMounts.3.mountPath", "/shm"),  # 19
@@ -89,8 +92,13 @@ MISTAKES = [
     ("pods_are_unprivileged", container(WORKER), "securityContext.capabilities", REMOVE),
     ("pods_are_unprivileged", pod(WORKER), "securityContext.seccompProfile", REMOVE),
     ("only_the_scheduler_has_a_token", pod(WORKER), "automountServiceAccountToken", REMOVE),
-    ("rights_are_the_epoch_and_endpoint_slices_only", lambda m: m.all("Role")[0], "rules.1.resourceNames", REMOVE),
-    ("rights_are_the_epoch_and_endpoint_slices_only", lambda m: m.all("Role")[0], "rules.0.verbs", ["*"]),
+    (
+        "rights_are_the_least",
+        lambda m: m.all("Role")[0],
+        "rules.1.resourceNames",
+        REMOVE,
+    ),
+    ("rights_are_the_least", lambda m: m.all("Role")[0], "rules.0.verbs", ["*"]),
     ("the_epoch_object_survives", lambda m: m.one("ConfigMap", "forwardplane-epoch"), "metadata.annotations", REMOVE),
     ("the_network_is_closed", spec("NetworkPolicy", WORKER), "egress", [{}]),
     ("the_network_is_closed", spec("NetworkPolicy", WORKER), "ingress.0.from", REMOVE),
@@ -117,6 +125,27 @@ MISTAKES = [
 ]
 
 
+WITH_STANDBY = [
+    ("a_standby_is_a_scheduler_that_waits", container(STANDBY), "readinessProbe.grpc.service", "x"),
+    ("a_standby_is_a_scheduler_that_waits", container(STANDBY), "env.1.value", "primary"),
+    ("a_standby_is_a_scheduler_that_waits", container(STANDBY), "ports.5", REMOVE),
+    ("a_standby_is_a_scheduler_that_waits", pod(STANDBY), "affinity", REMOVE),
+    ("a_standby_is_a_scheduler_that_waits", deployment(STANDBY), "replicas", 2),
+    ("only_who_asks_for_health_reaches_a_standby", spec("Service", SCHEDULER), "selector", CELL),
+    ("only_who_asks_for_health_reaches_a_standby", spec("Service", "forwardplane-http"), "selector", {NAME: STANDBY}),
+    ("only_who_asks_for_health_reaches_a_standby", spec("Service", "forwardplane-cell"), "clusterIP", REMOVE),
+    ("only_who_asks_for_health_reaches_a_standby", spec("Service", "forwardplane-cell"), "selector", {NAME: SCHEDULER}),
+    ("a_lease_elects_where_there_are_two", settings(SCHEDULER), "FORWARDPLANE_LEASE_OBJECT", REMOVE),
+    ("a_lease_elects_where_there_are_two", settings(SCHEDULER), "FORWARDPLANE_RESUME_KEY_FILE", REMOVE),
+    ("a_lease_elects_where_there_are_two", lambda m: m.one("Lease", LEASE), "spec", {"holderIdentity": ""}),
+    ("a_lease_elects_where_there_are_two", lambda m: m.one("Lease", LEASE), "metadata.annotations", REMOVE),
+    ("a_standby_may_be_disrupted_by_itself", spec("PodDisruptionBudget", STANDBY), "selector", REMOVE),
+    ("rights_are_the_least", lambda m: m.all("Role")[0], "rules.2.verbs", ["*"]),
+    ("the_network_is_closed", spec("NetworkPolicy", WORKER), "ingress.0.from.0.podSelector", {"matchLabels": {}}),
+    ("the_network_is_closed", spec("NetworkPolicy", SCHEDULER), "podSelector.matchLabels", {NAME: SCHEDULER}),
+]
+
+
 def change(place, path, value):
     *parents, last = [part.replace("\0", ".") for part in path.split(".")]
     for part in parents:
@@ -136,8 +165,23 @@ def test_the_rule_finds_the_mistake(name, where, path, value):
     assert list(RULES[name](manifest))
 
 
+@pytest.mark.parametrize(("name", "where", "path", "value"), WITH_STANDBY)
+def test_the_rule_finds_the_mistake_beside_a_standby(name, where, path, value):
+    manifest = Manifest(objects("standby"))
+    change(where(manifest), path, value)
+
+    assert list(RULES[name](manifest))
+
+
+def test_a_lease_without_a_standby_is_found():
+    manifest = Manifest(objects("production"))
+    manifest.settings(SCHEDULER)["FORWARDPLANE_LEASE_OBJECT"] = "lease"
+
+    assert list(RULES["a_lease_elects_where_there_are_two"](manifest))
+
+
 def test_every_rule_has_a_mistake():
-    assert set(RULES) == {name for name, *_ in MISTAKES}
+    assert set(RULES) == {name for name, *_ in (*MISTAKES, *WITH_STANDBY)}
 
 
 SCHEMAS = {SCHEDULER: SchedulerConfig, WORKER: WorkerConfig}

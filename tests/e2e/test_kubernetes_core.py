@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
+from scheduler_svc.bridge.parent_watch import STOP_ORDER
+from tests.support.certificates import Authority
 from tests.support.core_harness import small_info
 from tests.support.core_process import LIMIT_S, ROOT, CoreProcess, write_model_folder
 from tests.support.fake_api_server import FakeApiServer, endpoint_slice
@@ -15,7 +17,7 @@ from tests.support.fake_worker_server import FakeWorkerServer
 
 
 @asynccontextmanager
-async def core_in_cluster(tmp_path, api, worker):
+async def core_in_cluster(tmp_path, api, worker, *more):
     model = tmp_path / "model"
     if not model.exists():
         write_model_folder(model, worker.info)
@@ -25,6 +27,7 @@ async def core_in_cluster(tmp_path, api, worker):
         *("--cluster-url", api.url, "--cluster-namespace", "forwardplane", "--worker-service", "workers"),
         *("--epoch-source", "kubernetes", "--epoch-object", "epoch", "--discovery-interval-s", "0.05"),
         *("--reattach-min-s", "0.05", "--reattach-max-s", "0.1", "--insecure", "true"),
+        *more,
     )
     async with CoreProcess(folder, model=model, workers="127.0.0.1:1", flags=flags) as core:
         yield core
@@ -102,8 +105,69 @@ async def test_an_unreachable_api_server_is_waited_for_and_scrapes_are_answered(
             assert api.annotation("epoch") == "1"
 
 
+async def test_an_expired_certificate_ends_the_start_with_its_name(tmp_path):
+    folder = Authority.new().role(tmp_path, "scheduler", valid_s=-1.0, begins_s=-9.0)
+    worker = FakeWorkerServer(small_info(num_pages=257))
+    async with FakeApiServer() as api:
+        api.add_config_map("epoch")
+        async with core_in_cluster(tmp_path, api, worker, "--tls-dir", str(folder)) as core:
+            assert await core.ended() == ExitCode.BAD_INPUT
+            assert b"tls.crt is not valid now" in core.log
+        assert api.config_maps["epoch"]["metadata"]["annotations"] is None, "no epoch is spent on it"
+
+
 async def _holds(value):
     return value
+
+
+WITH_LEASE = ("--lease-object", "lease", "--lease-duration-s", "1")
+
+
+async def test_a_missing_lease_ends_the_core_with_its_name(tmp_path):
+    worker = FakeWorkerServer(small_info(num_pages=257))
+    async with FakeApiServer() as api, core_in_cluster(tmp_path, api, worker, *WITH_LEASE) as core:
+        api.add_config_map("epoch")
+        assert await core.ended() == ExitCode.BAD_INPUT
+        assert b"lease_object" in core.log
+        assert b"no such object: Lease lease" in core.log
+
+
+async def test_a_core_serves_only_with_the_lease_and_ends_when_another_has_it(tmp_path):
+    worker = FakeWorkerServer(small_info(num_pages=257))
+    host, _, port = (await worker.start()).partition(":")
+    try:
+        async with FakeApiServer() as api:
+            api.add_config_map("epoch")
+            api.add_lease("lease", holderIdentity="another", leaseDurationSeconds=3600)
+            api.slices = [endpoint_slice("workers", host, port=int(port))]
+            async with core_in_cluster(tmp_path, api, worker, *WITH_LEASE) as core:
+                await until(lambda: _is(core, "leader", 0))
+                await asyncio.sleep(0.5)
+                assert await core.metric("worker_up", worker=f"{host}:{port}") is None
+                assert api.config_maps["epoch"]["metadata"]["annotations"] is None, "it takes no epoch either"
+                api.add_lease("lease")
+                await until(lambda: _is(core, "leader", 1))
+                await until(lambda: _is(core, "worker_up", 1, worker=f"{host}:{port}"))
+                assert api.annotation("epoch") == "1"
+                api.add_lease("lease", holderIdentity="another")
+                assert await core.ended() == ExitCode.FAULT
+                assert b"another holds the Lease" in core.log
+                assert api.holder("lease") == "another"
+    finally:
+        await worker.stop()
+
+
+async def test_a_core_that_is_stopped_gives_the_lease_back(tmp_path):
+    worker = FakeWorkerServer(small_info(num_pages=257))
+    async with FakeApiServer() as api:
+        api.add_config_map("epoch")
+        api.add_lease("lease")
+        async with core_in_cluster(tmp_path, api, worker, *WITH_LEASE) as core:
+            await until(lambda: _is(core, "leader", 1))
+            assert api.holder("lease") != ""
+            core.process.send_signal(STOP_ORDER)
+            assert await core.ended() == ExitCode.OK
+            assert api.holder("lease") == ""
 
 
 def test_wrong_settings_of_a_config_map_end_the_start_with_all_problems_at_once():

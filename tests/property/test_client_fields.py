@@ -136,6 +136,67 @@ def test_every_number_of_a_request_has_a_range() -> None:
     assert numbers == set(REQUEST_RANGES)
 
 
+SAID: dict[str, Any] = {
+    **{"temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5},
+    **{"frequency_penalty": 0.5, "presence_penalty": 0.5, "seed": 7, "n": 3, "logit_bias": {5: -1.5}},
+    **{"allowed_token_ids": (5, 6), "banned_token_ids": (7,), "max_tokens": 9, "min_tokens": 2},
+    **{"stop_strings": ("a",), "stop_token_ids": (5,), "ignore_eos": True, "logprobs": 0},
+    **{"keep_special_tokens": True, "echo": True, "model": "m", "client_tag": "t", "cache_salt": "s", "priority": 2},
+    **{"prompt_logprobs": 0, "prompt_logprobs_start": 3, "hidden_states": "last"},
+    **{"json_schema": "{}", "regex": "a", "ebnf": "start: x", "choice": ("yes",)},
+}
+"""A good value of each option that asks for something."""
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(sorted(SAID)), max_size=6, unique=True))
+def test_no_option_is_dropped_because_another_is_not_given(names: list[str]) -> None:
+    assert set(SAID) == {option.name for option in fields(GenerateOptions)}
+
+    def sent(chosen: list[str]) -> bytes | str:
+        try:
+            request = generate_request("x", GenerateOptions(**{name: SAID[name] for name in chosen}))
+        except InvalidRequest as error:
+            return error.field.partition(".")[0]
+        return request.SerializeToString(deterministic=True)
+
+    whole = sent(names)
+    if isinstance(whole, str):
+        assert whole in names or f"{whole}_start" in names
+        return
+    for name in names:
+        assert sent([other for other in names if other != name]) != whole, name
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_start_of_log_probabilities_that_are_not_asked_for_is_refused(start: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"^prompt_logprobs\.start needs prompt_logprobs") as caught:
+        generate_request("x", GenerateOptions(prompt_logprobs_start=start))
+    assert caught.value.field == "prompt_logprobs.start"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_logprobs_start": 3},
+        {"hidden_states": "all"},
+        {"regex": "a", "json_schema": "{}"},
+        {"n": -1},
+        {"prompt_logprobs": -1},
+        {"logit_bias": {-(2**70): 1.0}},
+    ],
+)
+def test_one_of_several_prompts_is_refused_as_it_would_be_alone_by_its_place(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as alone:
+        generate_request("x", GenerateOptions(**options))
+    with pytest.raises(InvalidRequest) as listed:
+        generate_once_request(["x"], GenerateOptions(**options))
+    assert listed.value.field == f"requests[0].{alone.value.field}"
+    message = alone.value.message
+    begins = message.startswith(alone.value.field)
+    assert listed.value.message == (f"requests[0].{message}" if begins else message)
+
+
 PLACES = {
     **{name: f"sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "logit_bias")},
     **{name: f"sampling.{name}" for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")},

@@ -8,9 +8,12 @@ import contextlib
 import importlib
 import inspect
 import io
+import math
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 
 import pytest
 
@@ -22,9 +25,10 @@ ORDER = "worker_svc.protocol.plan_order:PlanOrder."
 EXCHANGE = "scheduler_svc.links.exchange:PlanExchange."
 LIVENESS = "scheduler_svc.links.liveness:Liveness."
 RESULTS = "scheduler_svc.core.results:"
-LINK_TESTS = "tests/unit/links"
+EXCHANGE_TESTS = "tests/unit/links/test_exchange.py"
+LIVENESS_TESTS = "tests/unit/links/test_liveness.py"
 PROTOCOL_TESTS = "tests/unit/protocol"
-CORE_TESTS = "tests/unit/core"
+CORE_TESTS = "tests/unit/core/test_core_"
 
 
 @dataclass(frozen=True)
@@ -120,26 +124,31 @@ MUTANTS = (
         EXCHANGE + "take",
         " or not self._is_current(result)",
         "",
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
-    Mutant("repeated results count at the link", EXCHANGE + "take", " or seq < due", "", tests=LINK_TESTS),
+    Mutant("repeated results count at the link", EXCHANGE + "take", " or seq < due", "", tests=EXCHANGE_TESTS),
     Mutant(
         "a new stream carries nothing",
         EXCHANGE + "opened",
         "return self._unanswered.all_again()",
         "return []",
         seed=6,
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
-        "streams are never opened again", EXCHANGE + "broke", "not may_reopen(error)", "True", seed=2, tests=LINK_TESTS
+        "streams are never opened again",
+        EXCHANGE + "broke",
+        "not may_reopen(error)",
+        "True",
+        seed=2,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "fruitless streams without end",
         EXCHANGE + "broke",
         "self._fruitless > MAX_FRUITLESS_STREAMS",
         "False",
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "one stream number",
@@ -147,21 +156,21 @@ MUTANTS = (
         "self._stream_number += 1",
         "self._stream_number = 1",
         seed=2,
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "a restart goes unnoticed",
         EXCHANGE + "reported",
         "report.incarnation != self.term.info.incarnation",
         "False",
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "a silent worker lives",
         LIVENESS + "verdict",
         "now - self._reported_at >= self._limits.report_lost_s",
         "False",
-        tests=LINK_TESTS,
+        tests=LIVENESS_TESTS,
     ),
     Mutant(
         "a hung device lives",
@@ -169,17 +178,21 @@ MUTANTS = (
         "now - self._progress_at >= self._allowance_s()",
         "False",
         seed=2,
-        tests=LINK_TESTS,
+        tests=LIVENESS_TESTS,
     ),
     Mutant(
-        "rows of old attempts count", RESULTS + "consume", "request.attempt != row.attempt", "False", tests=CORE_TESTS
+        "rows of old attempts count",
+        RESULTS + "consume",
+        "request.attempt != row.attempt",
+        "False",
+        tests=CORE_TESTS + "batching.py",
     ),
     Mutant(
         "results of any term count",
         RESULTS + "_is_next",
         "(identity.epoch, identity.term, identity.incarnation) != expected or ",
         "",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "results.py",
     ),
     Mutant(
         "attempts are not raised",
@@ -187,24 +200,36 @@ MUTANTS = (
         "self.attempt += 1",
         "pass",
         seed=10,
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "scheduler.py",
     ),
-    Mutant("bad pages stay cached", RESULTS + "_retry_row", "distrust(state, request)", "pass", tests=CORE_TESTS),
+    Mutant(
+        "bad pages stay cached",
+        RESULTS + "_retry_row",
+        "distrust(state, request)",
+        "pass",
+        tests=CORE_TESTS + "prefix_cache.py",
+    ),
     Mutant(
         "bad numbers stay where they were",
         "scheduler_svc.core.placement:_Pass._suiting",
         "desk.worker.name != request.trouble.avoids",
         "True",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "quarantine.py",
     ),
-    Mutant("everybody is poison", "scheduler_svc.core.strikes:strike", "len(requests) == 1 and ", "", tests=CORE_TESTS),
+    Mutant(
+        "everybody is poison",
+        "scheduler_svc.core.strikes:strike",
+        "len(requests) == 1 and ",
+        "",
+        tests=CORE_TESTS + "strikes.py",
+    ),
     Mutant(
         "struck requests in company",
         "scheduler_svc.core.batching:_next_apart",
         "if worker.in_flight:",
         "if False:",
         seed=4,
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "strikes.py",
     ),
     Mutant(
         "pages are not given back",
@@ -212,14 +237,14 @@ MUTANTS = (
         "worker.memory.release(holding)",
         "pass",
         seed=0,
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "scheduler.py",
     ),
     Mutant(
         "one death is enough",
         "scheduler_svc.core.strikes:strike",
         "trouble.strikes >= _STRIKES_BEFORE_POISON",
         "True",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "strikes.py",
     ),
     Mutant(
         "checksums do not count",
@@ -233,28 +258,27 @@ MUTANTS = (
         "scheduler_svc.core.scheduler:_end_expired",
         "deadline <= state.now",
         "False",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "scheduler.py",
     ),
 )
 
 
 @contextlib.contextmanager
 def switched_off(mutant: Mutant) -> Iterator[None]:
-    """The function with the guard's text replaced, while the context lasts."""
+    """The function with the guard's text replaced, while the context lasts, for whoever imported it and by any name."""
     module_name, _, path = mutant.target.partition(":")
     module = importlib.import_module(module_name)
     *owners, name = path.split(".")
-    owner = getattr(module, owners[0]) if owners else module
-    original = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(original))
+    function = getattr(getattr(module, owners[0]) if owners else module, name)
+    source = textwrap.dedent(inspect.getsource(function))
     assert mutant.old in source, f"{mutant.name}: the guard has changed, the mutant has not"
-    scope: dict[str, object] = {}
+    scope: dict[str, FunctionType] = {}
     exec(compile(source.replace(mutant.old, mutant.new), f"<mutant {mutant.name}>", "exec"), module.__dict__, scope)
-    setattr(owner, name, scope[name])
+    original, function.__code__ = function.__code__, scope[name].__code__
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        function.__code__ = original
 
 
 def notices(mutant: Mutant, seed: int) -> bool:
@@ -274,28 +298,50 @@ def tests_notice(mutant: Mutant) -> bool:
 
 
 def noticed_by(mutant: Mutant, *, seeds: int) -> str | None:
-    """Who notices first, so many runs or else the unit tests; None: nobody."""
-    first = mutant.seed or 0
+    """Who notices first: so many runs, or else the unit tests; None: nobody.
+
+    Only of a mutant that a run has noticed before are runs asked first: the others cost seconds each.
+    """
+    if mutant.seed is None:
+        return _runs_notice(mutant, 0, seeds) if not tests_notice(mutant) else "unit tests"
+    return _runs_notice(mutant, mutant.seed, seeds) or ("unit tests" if tests_notice(mutant) else None)
+
+
+def _runs_notice(mutant: Mutant, first: int, seeds: int) -> str | None:
     seed = next((seed for seed in range(first, first + seeds) if notices(mutant, seed)), None)
-    if seed is not None:
-        return f"seed {seed}"
-    return "unit tests" if tests_notice(mutant) else None
+    return None if seed is None else f"seed {seed}"
+
+
+def switch_off(mutants: Sequence[Mutant], *, seeds: int, until: float = math.inf) -> bool:
+    """Switch each off and say who noticed. Whether somebody noticed each.
+
+    Args:
+        mutants: in this order.
+        seeds: how many runs may try.
+        until: monotonic seconds; mutants for which there is no time are named.
+    """
+    unnoticed, left = [], []
+    for mutant in mutants:
+        if time.monotonic() >= until:
+            left.append(mutant.name)
+            continue
+        by = noticed_by(mutant, seeds=seeds)
+        unnoticed += [] if by else [mutant.name]
+        print(f"{mutant.name:44} {by or 'NOBODY'}", flush=True)
+    print(f"{len(mutants) - len(left)} guards, {len(unnoticed)} not noticed; no time for: {', '.join(left) or 'none'}")
+    return not unnoticed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Switch guards off, one at a time, and see who notices.")
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--seeds", type=int, default=25)
     arguments = parser.parse_args()
-    alive = 0
-    for mutant in MUTANTS:
-        if arguments.names and mutant.name not in arguments.names:
-            continue
-        by = noticed_by(mutant, seeds=arguments.seeds)
-        alive += by is None
-        print(f"{mutant.name:44} {by or 'NOBODY'}", flush=True)
-    print(f"{len(MUTANTS)} guards, {alive} not noticed")
-    return 1 if alive else 0
+    unknown = set(arguments.names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        parser.error(f"no guard is named {', '.join(sorted(unknown))}")
+    chosen = [mutant for mutant in MUTANTS if mutant.name in arguments.names or not arguments.names]
+    return 0 if switch_off(chosen, seeds=arguments.seeds) else 1
 
 
 if __name__ == "__main__":

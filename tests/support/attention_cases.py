@@ -8,7 +8,7 @@ import torch
 
 from tests.support.forwards import Row, make_batch
 from worker_svc.attention.base import AttentionBackend
-from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.forward_batch import ForwardBatch, PaddedShape
 from worker_svc.batch.page_group import PageGroup
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.kv_order import KVOrder
@@ -142,16 +142,21 @@ class Step:
             start_positions_host=np.array(self.first_pages, np.int32) * self.page_size,
         )
 
-    def run(self, backend: AttentionBackend, pool: TokenToKVPool) -> torch.Tensor:
-        """[num_tokens, heads * dim] on the CPU. The prefixes are in the pool already."""
-        device = pool.keys(LAYER).device
+    def run(self, backend: AttentionBackend, pool: TokenToKVPool, *, padded: PaddedShape | None = None) -> torch.Tensor:
+        """[num_tokens, heads * dim] on the CPU. The prefixes are in the pool already. `padded`: as a graph pads it."""
+        batch = self.batch(pool)
+        batch = batch if padded is None else batch.pad(padded)
+        tensors = self.new_tensors(device=pool.keys(LAYER).device, padding=batch.num_tokens - sum(self.lens))
+        return backend.run(*tensors, layer=LAYER, metadata=backend.plan(batch))[: sum(self.lens)].cpu()
+
+    def new_tensors(self, *, device: torch.device, padding: int = 0) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values of the step's tokens, and NaN for `padding` tokens behind them."""
 
         def new(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            return torch.cat([part[prefix:] for part, prefix in zip(parts, self.prefixes, strict=True)]).to(device)
+            real = torch.cat([part[prefix:] for part, prefix in zip(parts, self.prefixes, strict=True)])
+            return torch.cat([real, real.new_full((padding, *real.shape[1:]), float("nan"))]).to(device)
 
-        metadata = backend.plan(self.batch(pool))
-        output = backend.run(new(self.queries), new(self.keys), new(self.values), layer=LAYER, metadata=metadata)
-        return output.cpu()
+        return new(self.queries), new(self.keys), new(self.values)
 
     def dense(self, *, window: int = 0, kv_dtype: torch.dtype | None = None) -> torch.Tensor:
         """The same in float64, of keys and values rounded to the pool's type."""

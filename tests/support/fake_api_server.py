@@ -1,10 +1,14 @@
-"""A Kubernetes API server of one namespace: its EndpointSlices and ConfigMaps, with resource versions. In-process HTTP.
+"""A Kubernetes API server of one namespace: EndpointSlices, ConfigMaps, Leases, resource versions. In-process HTTP.
 
 A test double: no real API server can be had where these tests run. It keeps what the scheduler relies on: a write under
-an old resource version is refused, and a list takes a label selector.
+an old resource version is refused, a list takes a label selector, and a Lease's times are read as strictly as there.
 """
 
+import re
+
 from aiohttp import web
+
+MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
 
 
 def endpoint_slice(service, *endpoints, port=50100, address_type="IPv4", port_name="grpc"):
@@ -21,20 +25,24 @@ def endpoint_slice(service, *endpoints, port=50100, address_type="IPv4", port_na
 
 
 class FakeApiServer:
-    """`async with` it; `slices` and `config_maps` may be changed at any time, `status` makes every answer an error."""
+    """`async with` it; its objects may be changed at any time, `status` makes every answer an error."""
 
     def __init__(self, namespace="forwardplane"):
         self.slices = []
         self.config_maps = {}
+        self.leases = {}
         self.status = None
         self.requests = []
         self.before_replace = None
         """Called once before the next write, as another writer would come between."""
         self._version = 1
         self._app = web.Application()
-        core = f"/api/v1/namespaces/{namespace}/configmaps/{{name}}"
+        core = f"/api/v1/namespaces/{namespace}/{{kind:configmaps}}/{{name}}"
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/{{kind:leases}}/{{name}}"
         slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._app.add_routes([web.get(core, self._read), web.put(core, self._replace), web.get(slices, self._list)])
+        for path in (core, leases):
+            self._app.add_routes([web.get(path, self._read), web.put(path, self._replace)])
+        self._app.add_routes([web.get(slices, self._list)])
         self._runner = web.AppRunner(self._app, access_log=None)
         self.url = ""
 
@@ -56,6 +64,20 @@ class FakeApiServer:
             "metadata": {"name": name, "annotations": annotations, "resourceVersion": str(self._version)},
         }
 
+    def add_lease(self, name, **spec):
+        """As the manifest makes it: of nobody, unless `spec` says more."""
+        self._version += 1
+        self.leases[name] = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name, "resourceVersion": str(self._version)},
+            "spec": spec,
+        }
+
+    def holder(self, name):
+        """Who has the Lease; empty: nobody."""
+        return self.leases[name]["spec"].get("holderIdentity", "")
+
     def annotation(self, name, key="forwardplane.dev/epoch"):
         return self.config_maps[name]["metadata"]["annotations"][key]
 
@@ -75,7 +97,7 @@ class FakeApiServer:
     async def _read(self, request):
         if (refusal := self._refusal(request)) is not None:
             return refusal
-        found = self.config_maps.get(request.match_info["name"])
+        found = self._objects(request).get(request.match_info["name"])
         return web.json_response(found) if found else _status(404)
 
     async def _replace(self, request):
@@ -84,13 +106,21 @@ class FakeApiServer:
         if self.before_replace is not None:
             other, self.before_replace = self.before_replace, None
             other()
-        body, name = await request.json(), request.match_info["name"]
-        if name not in self.config_maps:
+        objects, body, name = self._objects(request), await request.json(), request.match_info["name"]
+        if name not in objects:
             return _status(404)
-        if body["metadata"]["resourceVersion"] != self.config_maps[name]["metadata"]["resourceVersion"]:
+        if body["metadata"]["resourceVersion"] != objects[name]["metadata"]["resourceVersion"]:
             return _status(409)
-        self.add_config_map(name, body["metadata"]["annotations"])
-        return web.json_response(self.config_maps[name])
+        times = [text for key, text in body.get("spec", {}).items() if key.endswith("Time")]
+        if not all(MICRO_TIME.fullmatch(text) for text in times):
+            return _status(400)
+        self._version += 1
+        body["metadata"]["resourceVersion"] = str(self._version)
+        objects[name] = body
+        return web.json_response(body)
+
+    def _objects(self, request):
+        return {"configmaps": self.config_maps, "leases": self.leases}[request.match_info["kind"]]
 
 
 def _status(code):

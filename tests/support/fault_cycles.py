@@ -14,9 +14,13 @@ from protos.client.messages import GenerateOptions, TokenIds
 from protos.wire.enums import WorkerState
 from protos.wire.errors import EngineError
 from protos.wire.simulated_tokens import SimulatedVocabulary, TokenDraw, expected_tokens
+from tests.support.busy_processors import busy_processors
+from tests.support.net_spaces import CALLERS
 from tests.support.scheduler_kill import supervised
-from tests.support.served import Served
+from tests.support.served import losses
+from tests.support.small_disk import fill
 from tests.support.stream_check import StreamCheck, require
+from tests.support.struck_group import SCHEDULER, StruckGroup, Ways, worker_end
 from tests.support.struck_worker import BLOCK, BLOCKED_S, HOLD, POISON
 from tests.support.tcp_proxy import TcpProxy, Way
 
@@ -43,19 +47,32 @@ class Strike(StrEnum):
     SCHEDULER = "scheduler killed"
     POISON = "a row that kills any worker"
     ROLLING = "workers replaced one by one"
+    BUSY = "processors wanted twice over by others"
     DELAY = "link slow"
     STALL = "link stands still for a moment"
     HALF_OPEN = "link half open until it is given up"
     PARTITION = "link cut both ways until it is given up"
     CORRUPT = "wrong bytes on a link"
     RESET = "connections of a link broken"
+    BLACKHOLE = "blackhole routes around a worker, to the end"
+    CALLERS_CUT = "blackhole routes around callers"
+    FULL_DISK = "disk full, and a worker killed"
 
 
-ON_LINKS = (Strike.DELAY, Strike.STALL, Strike.HALF_OPEN, Strike.PARTITION, Strike.CORRUPT, Strike.RESET)
-"""These need proxies between scheduler and workers."""
-ON_PROCESSES = tuple(strike for strike in Strike if strike not in ON_LINKS)
+_ON_LINKS = (Strike.DELAY, Strike.STALL, Strike.HALF_OPEN, Strike.PARTITION, Strike.CORRUPT, Strike.RESET)
+_ON_ROUTES = (Strike.BLACKHOLE, Strike.CALLERS_CUT)
+STRIKES = {
+    Ways.DIRECT: tuple(strike for strike in Strike if strike not in (*_ON_LINKS, *_ON_ROUTES, Strike.FULL_DISK)),
+    Ways.PROXIES: _ON_LINKS,
+    Ways.SPACES: _ON_ROUTES,
+    Ways.SMALL_DISK: (Strike.FULL_DISK,),
+}
+"""By what they need between the processes."""
 _STOPPED_S = {Strike.STOP_SHORT: 0.4, Strike.STOP_LONG: 4.5}
+_CUT_S = 4.5
 _SIGNALS = {Strike.BLOCKED_LOOP: BLOCK, Strike.HELD_INTERPRETER: HOLD}
+_ON_WORKERS = (*_STOPPED_S, *_SIGNALS, Strike.KILL, Strike.KILL_TWO, Strike.FULL_DISK)
+_BUSY_TIMES = 2
 _BOTH = frozenset(Way)
 _STALLS = {
     Strike.STALL: (_BOTH, 0.4),
@@ -96,17 +113,17 @@ class CycleReport:
 class FaultCycles:
     """Cycles on one group of simulated workers. One seed decides prompts, draws and victims."""
 
-    def __init__(self, server: Served, *, workers: int, seed: int, proxies: list[TcpProxy] | None = None) -> None:
+    def __init__(self, group: StruckGroup, *, seed: int) -> None:
         self.report = CycleReport()
-        self._server = server
-        self._workers = workers
+        self._struck = group
+        self._server = group.server
+        self._workers = group.server.options.workers
         self._random = random.Random(seed)
-        self._proxies = proxies or []
         self._gap_s = 0.0
 
     async def run(self, strikes: list[Strike]) -> CycleReport:
         """One cycle for each."""
-        async with supervised(self._server), AsyncGenerationClient(self._server.target) as client:
+        async with supervised(self._server), AsyncGenerationClient(self._struck.target) as client:
             for strike in strikes:
                 await self._cycle(client, strike)
         return self.report
@@ -169,15 +186,13 @@ class FaultCycles:
     # --- strikes
 
     async def _strike(self, client: AsyncGenerationClient, strike: Strike, streams: "list[asyncio.Task[None]]") -> None:
-        workers = self._server.group.pids()[: self._workers]
         victim = self._random.randrange(self._workers)
-        if strike in ON_LINKS:
-            await self._strike_link(strike, self._proxies[victim])
-        elif strike in _STOPPED_S:
-            await _stop(workers[victim], _STOPPED_S[strike])
-        elif strike in _SIGNALS:
-            os.kill(workers[victim], _SIGNALS[strike])
-            await asyncio.sleep(BLOCKED_S)
+        if strike in STRIKES[Ways.PROXIES]:
+            await self._strike_link(strike, self._struck.proxies[victim])
+        elif strike in STRIKES[Ways.SPACES]:
+            await self._strike_routes(strike, victim, streams)
+        elif strike in _ON_WORKERS:
+            await self._strike_workers(strike)
         elif strike is Strike.VANISH:
             for stream in self._random.sample(streams, len(streams) // 2):
                 stream.cancel()
@@ -188,9 +203,31 @@ class FaultCycles:
                 await self._replace(number)
         elif strike is Strike.SCHEDULER:
             os.kill(self._server.group.pids()[-1], signal.SIGKILL)
-        elif strike is not Strike.SLOW:
-            for pid in self._random.sample(workers, 2 if strike is Strike.KILL_TWO else 1):
+        elif strike is Strike.BUSY:
+            await self._disturb(streams)
+
+    async def _strike_workers(self, strike: Strike) -> None:
+        if strike is Strike.FULL_DISK:
+            assert self._struck.disk is not None
+            fill(self._struck.disk)
+        workers = self._server.group.pids()[: self._workers]
+        victims = self._random.sample(workers, 2 if strike is Strike.KILL_TWO else 1)
+        if strike in _STOPPED_S:
+            await _stop(victims[0], _STOPPED_S[strike])
+        elif strike in _SIGNALS:
+            os.kill(victims[0], _SIGNALS[strike])
+            await asyncio.sleep(BLOCKED_S)
+        else:
+            for pid in victims:
                 os.kill(pid, signal.SIGKILL)
+
+    async def _disturb(self, streams: "list[asyncio.Task[None]]") -> None:
+        """Others want the processors; a worker that is slow for it is not given up."""
+        before = await asyncio.to_thread(losses, self._server)
+        with busy_processors(_BUSY_TIMES):
+            await asyncio.wait(streams)
+        lost = await asyncio.to_thread(losses, self._server) - before
+        require(not lost, "I2 a healthy worker is given up", times=lost)
 
     async def _strike_link(self, strike: Strike, proxy: TcpProxy) -> None:
         weather = proxy.weather
@@ -206,6 +243,17 @@ class FaultCycles:
             weather.corrupt = dict.fromkeys(Way, 2)
         else:
             proxy.reset()
+
+    async def _strike_routes(self, strike: Strike, victim: int, streams: "list[asyncio.Task[None]]") -> None:
+        """A worker is away until the streams have ended, who must do without; callers are away for a while."""
+        spaces = self._struck.spaces
+        assert spaces is not None
+        is_worker = strike is Strike.BLACKHOLE
+        spaces.cut(SCHEDULER, worker_end(victim) if is_worker else CALLERS)
+        try:
+            await (asyncio.wait(streams) if is_worker else asyncio.sleep(_CUT_S))
+        finally:
+            spaces.heal()
 
     async def _poison(self, client: AsyncGenerationClient) -> None:
         """It is found out, whatever company it had."""

@@ -5,6 +5,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import grpc
 from prometheus_client import CollectorRegistry
 
 from protos.service.channel import plan_channel
@@ -57,6 +58,8 @@ class Rig:
     listener: Listener
     link: WorkerLink
     registry: CollectorRegistry
+    opened: list[grpc.aio.Channel]
+    """All that the link ever opened; the rig looks whether they are closed at its end."""
     seq: int = 0
     plans: list[object] = field(default_factory=list)
     dropping: bool = False
@@ -89,22 +92,29 @@ async def rig(*, server=None, epoch=None, session=SESSION, expected=None, absent
     settings = LinkSettings(
         session=session, attach_timeout_s=1.0, reattach_min_s=0.01, reattach_max_s=0.05, scheduler_name="test"
     )
+    opened: list[grpc.aio.Channel] = []
+
+    def open_channel(_worker):
+        opened.append(plan_channel(address, tls and channel_security(tls.current(), server_name=WORKER)))
+        return opened[-1]
+
     parts = LinkParts(
         listener=listener,
         metrics=LinkMetrics(metrics.plans, metrics.workers, "w0"),
         epoch=epoch or WorkersEpoch(),
         expected=expected or expected_of(server.info),
-        open_channel=lambda worker: plan_channel(address, tls and channel_security(tls.current(), server_name=WORKER)),
+        open_channel=open_channel,
         certificates=tls and tls.current,
         clock=time.monotonic,
     )
     link = WorkerLink("w0", settings=settings, parts=parts)
     running = asyncio.create_task(link.run())
     try:
-        yield Rig(server, listener, link, registry)
+        yield Rig(server, listener, link, registry, opened)
     finally:
         running.cancel()
         await asyncio.wait({running})
         await server.stop()
         if not running.cancelled():
             running.result()
+        assert all(channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in opened)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from tests.support.manifests import Manifest
 
 SCHEDULER, WORKER = "forwardplane-scheduler", "forwardplane-worker"
+STANDBY = "forwardplane-scheduler-standby"
+LEASE = "forwardplane-lease"
+CELL = {"forwardplane.dev/cell": "forwardplane"}
 SERVICES = {SCHEDULER: "forwardplane.v1.GenerationService", WORKER: "forwardplane.v1.WorkerService"}
 STOP_MARGIN_S = 10
 """What a stop takes beside preStop and drain: the core's flush, closing ports, the parent's patience."""
@@ -34,6 +37,11 @@ def rule(check: Rule) -> Rule:
 
 def deployments(manifest):
     return [(name, manifest.one("Deployment", name)["spec"]) for name in (SCHEDULER, WORKER)]
+
+
+def of_schedulers(manifest):
+    """The labels by which policies know schedulers: of both, where there is a standby."""
+    return CELL if manifest.has("Deployment", STANDBY) else {NAME: SCHEDULER}
 
 
 def budget_s(probe):
@@ -129,7 +137,8 @@ def services_reach_the_right_pods(manifest):
     if web.get("clusterIP") == "None" or web["selector"] != {NAME: SCHEDULER}:
         yield "HTTP callers need a cluster address of the scheduler"
     for service in manifest.all("Service"):
-        ports = {port["name"] for port in manifest.container(service["spec"]["selector"][NAME])["ports"]}
+        name = service["spec"]["selector"].get(NAME, SCHEDULER)
+        ports = {port["name"] for port in manifest.container(name)["ports"]}
         for port in service["spec"]["ports"]:
             if port["targetPort"] not in ports:
                 yield f"{service['metadata']['name']}: port {port['name']} leads nowhere"
@@ -177,12 +186,14 @@ def only_the_scheduler_has_a_token(manifest):
 
 
 @rule
-def rights_are_the_epoch_and_endpoint_slices_only(manifest):
+def rights_are_the_least(manifest):
     (role,) = manifest.all("Role")
     allowed = {
         ("discovery.k8s.io", "endpointslices", None): {"list"},
         ("", "configmaps", "forwardplane-epoch"): {"get", "update"},
     }
+    if manifest.all("Lease"):
+        allowed["coordination.k8s.io", "leases", LEASE] = {"get", "update"}
     given = {
         (group, resource, name): set(entry["verbs"])
         for entry in role["rules"]
@@ -217,7 +228,7 @@ def the_network_is_closed(manifest):
         yield "what no policy names is open"
     worker = policies.get(WORKER, {})
     sources = [source for entry in worker.get("ingress", ()) for source in entry.get("from", [{}])]
-    wanted = [{"podSelector": {"matchLabels": {NAME: SCHEDULER}}}]
+    wanted = [{"podSelector": {"matchLabels": of_schedulers(manifest)}}]
     if [source for source in sources if "namespaceSelector" not in source] != wanted:
         yield "workers are reachable from others than schedulers"
     for source in sources:
@@ -230,7 +241,8 @@ def the_network_is_closed(manifest):
         if name not in ("forwardplane-closed", *SERVICES):
             yield from _beyond_the_collector(name, policy)
     for name in SERVICES:
-        if policies.get(name, {}).get("podSelector") != {"matchLabels": {NAME: name}}:
+        own = of_schedulers(manifest) if name == SCHEDULER else {NAME: name}
+        if policies.get(name, {}).get("podSelector") != {"matchLabels": own}:
             yield f"{name}: the policy is of other pods"
         named = {port["name"] for port in manifest.container(name)["ports"]}
         for entry in policies.get(name, {}).get("ingress", ()):
@@ -395,13 +407,23 @@ def images_have_a_version(manifest):
 @rule
 def what_is_watched_exists(manifest):
     for monitor in manifest.all("PodMonitor"):
-        name = monitor["spec"]["selector"]["matchLabels"][NAME]
+        name = monitor["metadata"]["name"]
+        if not set(_monitored(monitor["spec"]["selector"])) >= {name, *([STANDBY] if name == SCHEDULER else [])}:
+            yield f"{name}: the monitor looks at other pods"
         asked = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
         for port in manifest.container(name)["ports"]:
             if "metrics" in port["name"] and port["name"] not in asked:
                 yield f"{name}: nobody scrapes {port['name']}"
     if not any("grafana_dashboard" in item["metadata"].get("labels", {}) for item in manifest.all("ConfigMap")):
         yield "no dashboards"
+
+
+def _monitored(selector):
+    """Names of pods that a monitor selects."""
+    yield from selector.get("matchLabels", {}).values()
+    for expression in selector.get("matchExpressions", ()):
+        if expression["key"] == NAME and expression["operator"] == "In":
+            yield from expression["values"]
 
 
 @rule

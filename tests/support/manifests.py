@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 CRDS = ROOT.parent / "shared" / "crds"
 OVERLAYS = ("local", "single-gpu", "production")
-ADDED = {"traced": ("local", "tracing")}
+ADDED = {
+    "traced": ("local", "tracing"),
+    "standby": ("production", "standby"),
+}
 """Components that no overlay of ours uses, each on one that could."""
 JOB = "fill-models"
 """Beside the overlay `local`."""
@@ -75,6 +78,9 @@ class Manifest:
     def one(self, kind: str, name: str) -> Object:
         (found,) = [item for item in self.all(kind) if item["metadata"]["name"] == name]
         return found
+
+    def has(self, kind: str, name: str) -> bool:
+        return any(item["metadata"]["name"] == name for item in self.all(kind))
 
     def pod(self, name: str) -> Object:
         return self.one("Deployment", name)["spec"]["template"]["spec"]

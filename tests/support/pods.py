@@ -21,7 +21,7 @@ from protos.client.fetch_model import fetch_model
 from protos.client.simulated_model import SIMULATED_MODEL
 from tests.support.core_process import ROOT
 from tests.support.fake_api_server import FakeApiServer, endpoint_slice
-from tests.support.manifest_policy import SCHEDULER, SERVICES, WORKER
+from tests.support.manifest_policy import LEASE, SCHEDULER, SERVICES, STANDBY, WORKER
 from tests.support.manifests import Manifest, objects
 from tests.support.served import free_ports
 
@@ -31,8 +31,12 @@ ENDPOINTS_LATE_S = 0.5
 PRE_STOP_S, DRAIN_S, GRACE_S = 0.2, 15.0, 30.0
 MIN_READY_S = 0.5
 _PROBE_EVERY_S = 0.05
-_MODULES = {SCHEDULER: "scheduler_svc", WORKER: "worker_svc"}
+LEASE_S = 1
+_MODULES = {SCHEDULER: "scheduler_svc", STANDBY: "scheduler_svc", WORKER: "worker_svc"}
+_PROBED = {**SERVICES, STANDBY: ""}
+"""What readiness asks for: a standby is ready when it is warm."""
 _CALLERS_ADDRESS = "127.0.0.1"
+_STANDBYS_ADDRESS = "127.0.0.2"
 
 
 @dataclass(eq=False)
@@ -66,11 +70,22 @@ class Cluster:
     ready: dict[Pod, bool] = field(default_factory=dict)
     """The workers that have endpoints, and whether they are ready."""
     pods: list[Pod] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)
+    """Settings of schedulers beside those of the overlay."""
     _num_workers: int = 0
 
     @property
     def target(self) -> str:
         return f"{_CALLERS_ADDRESS}:{self.port}"
+
+    @property
+    def cell(self) -> str:
+        """Both schedulers, as their common Service's name is resolved."""
+        return f"ipv4:{_CALLERS_ADDRESS}:{self.port},{_STANDBYS_ADDRESS}:{self.port}"
+
+    async def standby(self) -> Pod:
+        """A standby's pod, started."""
+        return await self._start(STANDBY, _STANDBYS_ADDRESS)
 
     async def scheduler(self) -> Pod:
         """A scheduler's pod, started; its callers find it at one address."""
@@ -95,7 +110,7 @@ class Cluster:
 
     async def _says_ready(self, pod: Pod) -> bool:
         """Asked over a new channel, as by the kubelet: one that was refused waits longer and longer."""
-        asked = health_pb2.HealthCheckRequest(service=SERVICES[pod.name])
+        asked = health_pb2.HealthCheckRequest(service=_PROBED[pod.name])
         async with grpc.aio.insecure_channel(f"{pod.address}:{self.health_port}") as channel:
             try:
                 answer = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=1)
@@ -128,12 +143,18 @@ class Cluster:
     async def _start(self, name: str, address: str) -> Pod:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", _MODULES[name]),
-            env={**os.environ, **self.manifest.settings(name), **self._own(name, address)},
+            env={**os.environ, **self._settings(name), **self._own(name, address)},
             cwd=ROOT,
         )
         pod = Pod(name, address, process)
         self.pods.append(pod)
         return pod
+
+    def _settings(self, name: str) -> dict[str, str]:
+        if name == WORKER:
+            return self.manifest.settings(name)
+        role = {"FORWARDPLANE_LEASE_ROLE": "standby"} if name == STANDBY else {}
+        return {**self.manifest.settings(SCHEDULER), **self.extra, **role}
 
     def _own(self, name: str, address: str) -> dict[str, str]:
         """What differs between pods, and from a cluster: places, ports, and how long things take."""
@@ -143,7 +164,7 @@ class Cluster:
             **{"HOST": address, "PORT": str(self.port), "HEALTH_PORT": str(self.health_port)},
             **{"METRICS_HOST": address, "METRICS_PORT": str(metrics), "DRAIN_TIMEOUT_S": str(DRAIN_S)},
         }
-        if name == SCHEDULER:
+        if name != WORKER:
             sockets = self.folder / f"run{len(self.pods)}"
             sockets.mkdir()
             values |= {
@@ -176,22 +197,27 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(*, workers: int) -> AsyncIterator[Cluster]:
-    """The overlay `local` with so many workers and one scheduler, all ready; all gone afterwards."""
+async def cluster(*, workers: int, lease: bool = False) -> AsyncIterator[Cluster]:
+    """The overlay `local` with so many workers and one scheduler, all ready; all gone afterwards.
+
+    With `lease` schedulers serve as holders of a Lease only.
+    """
+    extra = {"FORWARDPLANE_LEASE_OBJECT": LEASE, "FORWARDPLANE_LEASE_DURATION_S": str(LEASE_S)} if lease else {}
     with tempfile.TemporaryDirectory(prefix="pods") as folder:  # of a short name: sockets are made in it
-        async with _cluster(Path(folder), workers=workers) as made:
+        async with _cluster(Path(folder), workers=workers, extra=extra) as made:
             yield made
 
 
 @contextlib.asynccontextmanager
-async def _cluster(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
+async def _cluster(folder: Path, *, workers: int, extra: dict[str, str]) -> AsyncIterator[Cluster]:
     fetch_model(SIMULATED_MODEL, cache=folder)
     (folder / "keys").write_text("ab" * 32 + "\n")
     manifest = Manifest(objects("local"))
     async with FakeApiServer() as api:
         api.add_config_map(manifest.settings(SCHEDULER)["FORWARDPLANE_EPOCH_OBJECT"])
+        api.add_lease(LEASE)
         port, health_port, *metrics_ports = free_ports(4)
-        made = Cluster(folder, api, manifest, port, health_port, metrics_ports)
+        made = Cluster(folder, api, manifest, port, health_port, metrics_ports, extra=extra)
         try:
             scheduler = await made.scheduler()
             await asyncio.gather(*(made.worker() for _ in range(workers)))

@@ -109,6 +109,18 @@ CASES = (
         firing=running(),
         quiet={},
     ),
+    RuleCase(
+        alert="ForwardplaneNoLeader",
+        firing=series(f"{S}leader", "0x60", pod="a") | series(f"{S}leader", "0x60", pod="b"),
+        quiet=series(f"{S}leader", "0x60", pod="a") | series(f"{S}leader", "1x60", pod="b"),
+    ),
+    RuleCase(
+        alert="ForwardplaneLeaseNotRenewed",
+        firing=series(f"{S}lease_renewals_total", "0+30x60", outcome="failed")
+        | series(f"{S}lease_renewals_total", "9x60", outcome="ok"),
+        quiet=series(f"{S}lease_renewals_total", "0+1x60", outcome="failed")
+        | series(f"{S}lease_renewals_total", "0+29x60", outcome="ok"),
+    ),
     RuleCase(alert="ForwardplaneMetricsAbsent", firing={}, quiet=running(), labels={}),
     RuleCase(
         alert="ForwardplaneQueueOverLimit",

@@ -15,6 +15,7 @@ from kernels.native import ThreadPool
 from kernels.native_model import StepPages
 from kernels.native_ops import PagedRowTable, paged_attention
 from protos.wire.errors import DeviceFault
+from worker_svc.attention.base import NothingFixed, with_padding
 from worker_svc.attention.row_tables import row_table
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
@@ -27,10 +28,12 @@ class NativeMetadata:
     """One step's plan. Lives until the step's forward is done; its arrays are the batch's own."""
 
     out_cache_loc: Tensor
+    num_tokens: int
+    """Padding tokens left out: the library computes rows only."""
     table: PagedRowTable
 
 
-class NativeAttention:
+class NativeAttention(NothingFixed):
     """The back-end for the CPU. Its pool is in `KVOrder.NATIVE`; the threads are lent."""
 
     parts = ()
@@ -50,7 +53,7 @@ class NativeAttention:
             start_positions=rows.start_positions,
         )
         table = PagedRowTable(qo_indptr=rows.qo_indptr, seq_lens=rows.seq_lens, pages=pages)
-        return NativeMetadata(out_cache_loc=group.out_cache_loc, table=table)
+        return NativeMetadata(out_cache_loc=group.out_cache_loc, num_tokens=rows.num_tokens, table=table)
 
     def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: NativeMetadata) -> Tensor:
         """See `AttentionBackend.run`.
@@ -62,7 +65,7 @@ class NativeAttention:
         try:
             output = paged_attention(
                 self._threads,
-                queries.float().numpy(),
+                queries[: metadata.num_tokens].float().numpy(),
                 self.pool.pages(layer).numpy(),
                 table=metadata.table,
                 scale=self.pool.geometry.head_dim**-0.5,
@@ -70,4 +73,5 @@ class NativeAttention:
             )
         except KernelError as error:
             raise DeviceFault(f"native attention: {error}") from error
-        return torch.from_numpy(output).view(len(queries), -1).to(queries.dtype)
+        made = torch.from_numpy(output).view(metadata.num_tokens, -1).to(queries.dtype)
+        return with_padding(made, num_tokens=len(queries))

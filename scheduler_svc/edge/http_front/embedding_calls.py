@@ -19,7 +19,7 @@ from scheduler_svc.edge.embedder import Called, Times, embeddings
 from scheduler_svc.edge.http_front.answering import OK, Answered
 from scheduler_svc.edge.http_front.closed_fields import parse_fields
 from scheduler_svc.edge.http_front.generate_requests import rename_error
-from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest, as_many
+from scheduler_svc.edge.http_front.openai_requests import EmbeddingRequest, as_many, is_list_of_prompts
 from scheduler_svc.edge.metrics import counting_rejections
 
 _NAMES = {"tokens.ids": "input", "text": "input", "requests": "input", "prompt": "input", "client_tag": "user"}
@@ -88,5 +88,5 @@ def _callers_words(request: EmbeddingRequest) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        rename_error(error, _NAMES, many="input" if len(as_many(request.input)) > 1 else None)
+        rename_error(error, _NAMES, many="input" if is_list_of_prompts(request.input) else None)
         raise

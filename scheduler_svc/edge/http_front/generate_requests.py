@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from protos.forwardplane.v1.generate_pb2 import ChatMessage, ChatPrompt, GenerateRequest, TokenPrompt
 from protos.forwardplane.v1.sampling_pb2 import SamplingParameters, StopParameters
 from protos.wire.errors import EngineError, InvalidRequest, UnsupportedFeature
-from scheduler_svc.edge.http_front.openai_requests import ChatRequest, CompletionRequest, Message, as_many
+from scheduler_svc.edge.http_front.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    as_many,
+    is_list_of_prompts,
+)
 from scheduler_svc.edge.http_front.output_shapes import GRAMMAR_FIELDS, shape_field, shape_of
 
 _SEEDS = 1 << 64
@@ -99,7 +105,7 @@ def completion_requests(request: CompletionRequest) -> list[GenerateRequest]:
 def callers_words(request: ChatRequest | CompletionRequest) -> Iterator[None]:
     """Errors that pass through speak of the fields that the caller sent."""
     names = dict(_CHAT_NAMES if isinstance(request, ChatRequest) else _COMPLETION_NAMES)
-    has_many = isinstance(request, CompletionRequest) and len(as_many(request.prompt)) > 1
+    has_many = isinstance(request, CompletionRequest) and is_list_of_prompts(request.prompt)
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         names["stop.max_tokens"] = "max_completion_tokens"
     names |= dict.fromkeys(GRAMMAR_FIELDS, shape_field(request.response_format, request.structured_outputs))
@@ -117,19 +123,20 @@ def split_item(field: str) -> tuple[int | None, str]:
 
 
 def rename_error(error: EngineError, names: Mapping[str, str], *, many: str | None) -> None:
-    """Speak of a field by the caller's name, with the place of one of several prompts, in field and message alike.
+    """Speak of a field by the caller's name, with a prompt's place in the list of them, in field and message alike.
 
     Args:
         error: as the callers' service says it.
         names: theirs by the beginnings of ours.
-        many: the field that holds several prompts, if there are several.
+        many: the field that holds a list of prompts, if it does.
     """
     item, field = split_item(error.field)
     named = _renamed(field, names)
     if many is not None and item is not None and named.startswith(many):
         named = f"{many}[{item}]{named.removeprefix(many)}"
-    if field and error.message.startswith(field):
-        error.message = named + error.message.removeprefix(field).replace("stop.", "")
+    told = next((name for name in (error.field, field) if field and error.message.startswith(name)), None)
+    if told is not None:
+        error.message = named + error.message.removeprefix(told).replace("stop.", "")
     error.field = named
 
 

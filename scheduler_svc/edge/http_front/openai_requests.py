@@ -82,6 +82,11 @@ def as_many(value: str | list[int] | list[str | list[int]]) -> list[str | list[i
     return value
 
 
+def is_list_of_prompts(value: str | list[int] | list[str | list[int]]) -> bool:
+    """Whether it was sent as a list of prompts, of which there may be one."""
+    return as_many(value) is value
+
+
 def _parts(value: Any) -> Any:
     return _list_of(value, "has to be a text or a list of parts", one={"type": "text", "text": value})
 

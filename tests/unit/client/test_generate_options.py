@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from protos.client.command import app
 from protos.client.exit_codes import WrongUsage
-from protos.client.generate_command import AnswerArguments, GenerateArguments, options_of
+from protos.client.generate_command import AnswerArguments, GenerateArguments, answer, options_of
 from protos.client.messages import GenerateOptions, chunk_from, generation_from
 from protos.client.request_messages import generate_request
 from protos.forwardplane.v1 import generate_pb2 as pb
@@ -82,3 +83,33 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         options_of(GenerateArguments(answers=AnswerArguments(json_schema=tmp_path / "missing")))
     assert caught.value.field == "json-schema"
+
+
+def test_what_is_asked_of_the_prompt_on_the_command_line_reaches_the_options() -> None:
+    asked = AnswerArguments(prompt_logprobs=2, prompt_logprobs_start=5, hidden_states="full")
+    options = options_of(GenerateArguments(json=True, answers=asked))
+    assert (options.prompt_logprobs, options.prompt_logprobs_start, options.hidden_states) == (2, 5, "full")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"prompt_logprobs_start": 0}, "--prompt-logprobs-start needs --prompt-logprobs"),
+        ({"hidden_states": "last"}, "--hidden-states needs --json"),
+    ],
+)
+def test_an_option_that_would_be_ignored_without_another_is_wrong_usage(asked, says) -> None:
+    with pytest.raises(WrongUsage, match=says):
+        options_of(GenerateArguments(answers=AnswerArguments(**asked)))
+
+
+def test_the_json_line_tells_of_the_prompt_what_came() -> None:
+    states = pb.HiddenStates(dtype="float32", hidden_size=2, first_pos=4, states=np.float32([1, -2]).tobytes())
+    of_prompt = pb.GenerateChunk(
+        request_id="r", prompt_logprobs=[{"token_id": 7}], prompt_first_pos=4, hidden_states=states
+    )
+    last = pb.GenerateChunk(finish={"reason": 2}, usage={})
+    told = answer([chunk_from(of_prompt), chunk_from(last)])
+    assert (told["prompt_first_pos"], [item["token_id"] for item in told["prompt_logprobs"]]) == (4, [7])
+    assert told["hidden_states"] == {"first_pos": 4, "states": [[1.0, -2.0]]}
+    assert answer([chunk_from(last)])["hidden_states"] is None

@@ -7,10 +7,16 @@ import pytest
 from cyclopts import CycloptsError
 
 from protos.client.command import app
-from protos.client.serve_command import ServeOptions, ServePorts, service_commands
+from protos.client.serve_command import ServeOptions, ServePorts, SimulatedOptions, service_commands, simulated_flags
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidRequest
 from tests.support.edge_harness import tiny_card
+
+
+@pytest.fixture(autouse=True)
+def _free_ports(monkeypatch):
+    """No test here listens, so that somebody may serve on the default ports meanwhile."""
+    monkeypatch.setattr("protos.client.serve_command.prove_port_free", lambda *_: None)
 
 
 @pytest.fixture
@@ -100,3 +106,17 @@ def test_what_computes_reaches_every_worker(folder):
 def test_a_file_that_cannot_be_used_is_refused_before_a_process_is_started(name, value, says):
     with pytest.raises(CycloptsError, match=f"(?s){name}.*{says}"):
         parsed(f"--{name}", value)
+
+
+@pytest.mark.parametrize(
+    "simulated",
+    [{"simulated_step_ms": 5.0}, {"simulated_eos_ratio": 0.0}, {"simulated_steps": Path(__file__)}],
+    ids=lambda given: next(iter(given)),
+)
+def test_what_only_a_simulated_device_has_is_refused_for_others(simulated):
+    options = ServeOptions(simulated=SimulatedOptions(**simulated))
+    flag = f"--{next(iter(simulated)).replace('_', '-')}"
+    with pytest.raises(InvalidRequest, match=f"^{flag} needs --device simulated; it is cpu") as caught:
+        simulated_flags(options)
+    assert caught.value.field == flag
+    assert simulated_flags(replace(options, device="simulated")) == {flag: str(next(iter(simulated.values())))}

@@ -80,6 +80,18 @@ def test_two_deaths_fail_nobody_and_a_third_alone_ends_the_request():
     assert harness.outputs[innocent.stream] == oracle(INFO, innocent)
 
 
+def test_nobody_who_had_company_is_ended_however_often_workers_died():
+    specs = [make_spec(number, prompt=5, max_tokens=8) for number in (1, 2)]
+    harness = running(*specs)
+    harness.deliver()
+    for request in harness.state.streams.values():
+        request.trouble.strikes = 5
+    die(harness)
+    assert not harness.ends
+    harness.run()
+    assert [harness.outputs[spec.stream] for spec in specs] == [oracle(INFO, spec) for spec in specs]
+
+
 def test_a_request_that_passed_is_not_blamed_for_later_deaths():
     spec = make_spec(1, prompt=5, max_tokens=40)
     harness = running(spec)

@@ -140,6 +140,31 @@ def test_more_output_than_may_be_is_refused() -> None:
     assert caught.value.field == "resume.token_ids"
 
 
+@pytest.mark.parametrize(
+    ("first", "states", "held", "field"),
+    [
+        (None, 0, ResumedSample(prompt_logprobs=1), "resume.prompt_logprobs"),
+        (3, 0, ResumedSample(prompt_logprobs=3), "resume.prompt_logprobs"),
+        (3, 0, ResumedSample(hidden_states=True), "resume.hidden_states"),
+        (3, 1, ResumedSample(prompt_logprobs=2, hidden_states=True), None),
+        (None, 0, ResumedSample(), None),
+    ],
+)
+def test_more_of_the_prompt_than_was_asked_for_is_refused(
+    first: int | None, states: StateUse.ValueType, held: ResumedSample, field: str | None
+) -> None:
+    submit = SubmitStream(prompt_ids=bytes(4 * 5), max_tokens=8)
+    if first is not None:
+        submit.prompt_wants.logprobs_from = first
+        submit.prompt_wants.states = states
+    if field is None:
+        set_held(submit, held)
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        set_held(submit, held)
+    assert caught.value.field == field
+
+
 def test_keys_are_read_from_a_file_first_one_first(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# new\n{NEW.hex()}\n\n{OLD.hex()}\n")

@@ -1,6 +1,7 @@
 """What the scheduler asks of the API server, against a fake one over HTTP."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -124,6 +125,53 @@ async def test_a_missing_object_is_an_operators_business(api):
     with pytest.raises(InvalidRequest, match="no such object: ConfigMap epoch") as raised:
         await RaisedEpoch(lambda: api.raise_epoch("epoch")).raise_once()
     assert raised.value.field == "epoch_object"
+
+
+async def test_a_lease_is_taken_by_one_and_keeps_what_others_wrote_to_it(api, server):
+    server.add_lease("lease")
+    server.leases["lease"]["metadata"]["annotations"] = {"other": "kept"}
+    first, second = api.lease("lease"), api.lease("lease")
+    free, also_free = await first.read(), await second.read()
+    assert (free.holder, free.wanted_by) == ("", "")
+
+    assert await first.write(replace(free, holder="a", duration_s=10), renews=True)
+    assert not await second.write(replace(also_free, holder="b", duration_s=10), renews=True)
+    held = await second.read()
+    assert (held.holder, held.duration_s) == ("a", 10)
+    assert held.renewals
+    assert await second.write(replace(held, wanted_by="b"), renews=False)
+    wanted = await first.read()
+    assert (wanted.wanted_by, wanted.renewals) == ("b", held.renewals)
+    assert await first.write(replace(wanted, wanted_by="", holder=""), renews=False)
+    assert server.holder("lease") == ""
+    assert server.leases["lease"]["metadata"]["annotations"] == {"other": "kept"}
+    assert server.leases["lease"]["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_renewed_lease_looks_different(api, server):
+    server.add_lease("lease", holderIdentity="a", leaseDurationSeconds=3, renewTime="2026-01-01T00:00:00.000001Z")
+    lease = api.lease("lease")
+    before = await lease.read()
+    assert await lease.write(before, renews=True)
+
+    after = await lease.read()
+    assert after.renewals != before.renewals
+    assert (after.holder, after.duration_s) == (before.holder, before.duration_s)
+
+
+async def test_a_missing_lease_or_missing_rights_are_an_operators_business(api, server):
+    lease = api.lease("lease")
+    with pytest.raises(InvalidRequest, match="no such object: Lease lease") as raised:
+        await lease.read()
+    assert raised.value.field == "lease_object"
+    server.add_lease("lease")
+    found = await lease.read()
+    server.status = 403
+    with pytest.raises(InvalidRequest, match="does not allow"):
+        await lease.write(found, renews=True)
+    server.status = 503
+    with pytest.raises(UnavailableError, match="503"):
+        await lease.read()
 
 
 @pytest.mark.parametrize("text", ["", "one", "-1", "1.5", "\u0661"])

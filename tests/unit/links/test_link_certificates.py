@@ -112,3 +112,15 @@ async def test_new_certificates_that_connect_nowhere_leave_the_old_connection(au
                 await asyncio.sleep(0.02)
         r.send()
         await r.listener.until(ResultReceived, 2)
+
+
+async def test_a_link_that_ends_while_it_tries_new_certificates_leaves_no_channel_open(authority, tmp_path):
+    server = worker_server(authority.role(tmp_path, "worker"))
+    folder = authority.role(tmp_path, "scheduler")
+    session = dataclasses.replace(QUICK, open_timeout_s=30)
+    async with rig(server=server, tls=TlsFolder(folder, needs_authority=True), session=session) as r:
+        await r.listener.until(WorkerAttached)
+        Authority.new("other").role(tmp_path, "scheduler")
+        async with asyncio.timeout(5):
+            while len(r.opened) == 1:
+                await asyncio.sleep(0.01)

@@ -63,6 +63,38 @@ def test_the_card_is_made_from_the_folders_files(tmp_path):
     assert (changed.card.add_bos, changed.chat_template) == (False, None)
 
 
+@pytest.mark.parametrize(
+    ("file", "said", "field"),
+    [
+        ("generation_config.json", {"temperature": "hot"}, "temperature"),
+        ("generation_config.json", {"top_p": True}, "top_p"),
+        ("generation_config.json", {"do_sample": "no"}, "do_sample"),
+        ("generation_config.json", {"do_sample": False, "min_p": []}, "min_p"),
+        ("generation_config.json", {"top_k": 5.5}, "top_k"),
+        ("generation_config.json", {"top_k": -1}, "top_k"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token"),
+        ("tokenizer_config.json", {"chat_template": 5}, "chat_template"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "rag", "template": "x"}]}, "chat_template"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused_by_file_and_key(tmp_path, file, said, field):
+    source = write_hub(tmp_path / "hub", config_of(LLAMA), make_tensors(config_of(LLAMA)))
+    write_tokenizer(source, byte_level_tokenizer())
+    (source / file).write_text(json.dumps(said))
+    with pytest.raises(InvalidModelFile, match=f"^{re.escape(file)}: {field} ") as caught:
+        prepare_folder(source, cache=tmp_path / "cache")
+    assert caught.value.field == field
+
+
+def test_of_several_templates_the_default_one_is_taken(tmp_path):
+    source = write_hub(tmp_path / "hub", config_of(LLAMA), make_tensors(config_of(LLAMA)))
+    write_tokenizer(source, byte_level_tokenizer())
+    named = [{"name": "rag", "template": "a"}, {"name": "default", "template": "{{ messages }}"}]
+    (source / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    folder = prepare_folder(source, cache=tmp_path / "cache")
+    assert folder.chat_template.read_text() == "{{ messages }}"
+
+
 def test_weights_changed_after_the_card_was_made_are_refused(tmp_path):
     folder = hub_folder(tmp_path, LLAMA)
     tensors = make_tensors(config_of(LLAMA))
@@ -107,6 +139,14 @@ def test_half_precision_weights_are_read(tmp_path, dtype):
         (GEMMA, {"rope_scaling": BANDS}, "rope_type"),
         (LLAMA, {"rope_parameters": [1]}, "rope_parameters"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (LLAMA, {"torch_dtype": "float12"}, "torch_dtype"),
+        (LLAMA, {"torch_dtype": "float8_e4m3fn"}, "torch_dtype"),
+        (LLAMA, {"torch_dtype": 16}, "torch_dtype"),
+        (LLAMA, {"torch_dtype": "absent", "dtype": "int8"}, "dtype"),
+        *((LLAMA, {"torch_dtype": known}, None) for known in (None, "float32", "float16", "bfloat16")),
+        (LLAMA, {"dtype": "bfloat16"}, None),
+        (LLAMA, {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        (QWEN2, {"use_sliding_window": "no"}, "use_sliding_window"),
         (LLAMA, {"sliding_window": 64}, "sliding_window"),
         ("mistral", {"sliding_window": 0}, "sliding_window"),
         (QWEN2, {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": "x"}, "sliding_window"),

@@ -4,6 +4,7 @@ import pytest
 
 from protos.service.config import ConfigError, load_config
 from scheduler_svc.app import core_settings
+from scheduler_svc.cluster_config import LeaseRole
 from scheduler_svc.config import (
     CallerCertificates,
     CoreConfig,
@@ -46,7 +47,7 @@ FLAGS = {
     "grammar_memory_bytes": ("100000000", 100_000_000),
     "grammar_cache_bytes": ("5", 5),
     "workers": ("a:1,b:2", ("a:1", "b:2")),
-    "epoch_source": ("file", EpochSourceKind.FILE),
+    "epoch_source": ("kubernetes", EpochSourceKind.KUBERNETES),
     "epoch_file": ("/var/epoch", Path("/var/epoch")),
     "epoch_object": ("epoch", "epoch"),
     "worker_service": ("workers", "workers"),
@@ -54,6 +55,9 @@ FLAGS = {
     "cluster_url": ("http://127.0.0.1:8001", "http://127.0.0.1:8001"),
     "cluster_namespace": ("n", "n"),
     "cluster_timeout_s": ("9", 9.0),
+    "lease_object": ("lease", "lease"),
+    "lease_role": ("standby", LeaseRole.STANDBY),
+    "lease_duration_s": ("6", 6),
     "attach_timeout_s": ("1", 1.0),
     "open_timeout_s": ("2", 2.0),
     "plan_timeout_s": ("3", 3.0),
@@ -116,6 +120,8 @@ def test_every_setting_has_a_flag_that_changes_it():
         (("--workers", ","), "no worker"),
         (("--epoch-source", "file"), "epoch_file"),
         (("--epoch-source", "kubernetes"), "epoch_object"),
+        (("--lease-object", "x"), "epoch_source kubernetes"),
+        (("--lease-duration-s", "0"), "lease_duration_s"),
         (("--role", "core"), "socket_dir"),
         (("--port", "65536"), "port"),
         (("--edges", "0"), "edges"),
@@ -128,6 +134,19 @@ def test_every_setting_has_a_flag_that_changes_it():
 def test_what_cannot_be_used_is_named(arguments, problem):
     with pytest.raises(ConfigError, match=problem):
         load(*arguments)
+
+
+def test_what_two_settings_contradict_is_said_beside_what_is_wrong_by_itself():
+    with pytest.raises(ConfigError) as raised:
+        load("--port", "70000", "--report-late-s", "-1", "--epoch-source", "file", "--lease-object", "x")
+    problems = "\n".join(raised.value.problems)
+    for named in ("port = 70000", "report_late_s = -1", "epoch_source file needs epoch_file"):
+        assert named in problems
+    with pytest.raises(ConfigError) as raised:
+        load("--port", "70000", "--host", "0.0.0.0", "--lease-object", "x", "--worker-service", "w")
+    problems = "\n".join(raised.value.problems)
+    for named in ("port = 70000", "host = 0.0.0.0", "set tls_dir", "lease_object needs epoch_source kubernetes"):
+        assert named in problems
 
 
 def test_a_model_is_a_folder_or_a_name_in_the_cache(tmp_path):

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from protos.wire.enums import Feature, RowFailure
+from protos.wire.plan import GraphChoice
+from tests.support.graph_driver import capture_all, graph_driver
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
+from worker_svc.runners.graph_settings import GraphSettings
 
 SETTINGS = {"numerics": "reproducible", "num_pages": 60, "max_rows": 8, "max_tokens": 128, "threads": 1}
 
@@ -76,6 +79,22 @@ def test_a_swapped_page_fails_its_row_in_that_step_and_no_other_row(workers, cap
     assert (record.row, record.handle, record.position) == (1, 2, 16)
     assert record.slot % 16 == 0
     assert [sum(outcome.canary_hits for outcome in result.forwards) for result in driver.results[:5]] == [0, 0, 0, 1, 0]
+
+
+def test_a_swapped_page_is_named_with_row_position_and_slot_in_that_step_under_a_replay(folder, caplog):
+    graphs = GraphSettings(graph="decode", decode_buckets=(4,))
+    worker = build_tp_model_worker(folder, ExecutorSettings(kv_canary="refuse", graphs=graphs, **SETTINGS))
+    capture_all(worker)
+    driver, mine = graph_driver(worker), requests()
+    with_bucket, swap = driver.change, swap_pages(4)
+    driver.change = lambda plan: with_bucket(swap(plan))
+    with caplog.at_level(logging.ERROR, logger="worker_svc.batch.canary_guard"):
+        driver.run(*mine)
+    (forward,) = driver.results[3].forwards
+    assert (forward.canary_hits, isinstance(forward.graph, GraphChoice)) == (1, True)
+    assert [request.failure for request in mine] == [None, RowFailure.CANARY, None]
+    (record,) = caplog.records
+    assert (record.row, record.handle, record.position, record.slot % 16) == (1, 2, 16, 0)
 
 
 def test_a_counting_canary_lets_the_row_go_on(workers):
