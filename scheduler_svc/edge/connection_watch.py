@@ -98,12 +98,16 @@ class WatchInterceptor(grpc.aio.ServerInterceptor):
 
 
 def close_connection(peer: str) -> bool:
-    """Shut down this process's TCP connection with `peer`, as gRPC names it; False: there is none to be found."""
+    """Shut down this process's TCP connection with `peer`, as gRPC names it, if its peer has not closed it itself.
+
+    False: connections cannot be closed here.
+    """
     if not peer.startswith(_KINDS) or not _DESCRIPTORS.is_dir():
         return False
     host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
     wanted = (host.strip("[]"), int(port))
-    return any(_shut_down_if_with(int(entry.name), wanted) for entry in _DESCRIPTORS.iterdir())
+    any(_shut_down_if_with(int(entry.name), wanted) for entry in _DESCRIPTORS.iterdir())
+    return True
 
 
 def _shut_down_if_with(descriptor: int, wanted: tuple[str, int]) -> bool:
