@@ -21,10 +21,9 @@ from scheduler_svc.edge.port_interceptors import SERVICE_NAME, port_interceptors
 
 logger = logging.getLogger(__name__)
 
+# Calls beyond the edge's own limits should reach the edge, which refuses them with a reason.
 _MAX_TRANSPORT_CALLS = 1 << 16
-# Calls of one connection beyond the edge's own limits reach the edge, so many of them, and are refused with a reason.
-_MAX_REFUSED_CALLS = 256
-_MAX_CONNECTION_CALLS_HARDENED = 128
+_MAX_REFUSED_CALLS_HARDENED = 256
 _POLL_S = 0.05
 _STOP_GRACE_S = 1.0
 
@@ -46,11 +45,12 @@ class EdgeAddress:
     """No reflection, no patience."""
 
     def max_connection_calls(self, max_streams: int) -> int:
-        """Most calls of one connection that this process has not done with; gRPC's own clients keep back more.
+        """Most calls of one connection that this process has not done with, those that were given up included.
 
-        gRPC counts those that were given up too, so that this bounds how many of them others wait behind.
+        gRPC refuses more without a reason, even to clients that keep the limit: it counts a call for some time after
+        its client has seen its end.
         """
-        return _MAX_CONNECTION_CALLS_HARDENED if self.hardened else max_streams + _MAX_REFUSED_CALLS
+        return max_streams + _MAX_REFUSED_CALLS_HARDENED if self.hardened else _MAX_TRANSPORT_CALLS
 
 
 class EdgeServer:
