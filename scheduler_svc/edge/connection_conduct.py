@@ -7,6 +7,7 @@ one bad client behind a gateway does not cost the others theirs; who never waste
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 HALF_LIFE_S = 10.0
 """What was done counts half after that."""
@@ -15,7 +16,19 @@ MAX_WASTED = 100.0
 WATCHED_S = 60.0
 """So long, new connections from the address of one that was judged may waste `WATCHED_SHARE` of that."""
 WATCHED_SHARE = 0.1
+JUDGED_S = 5.0
+"""So long, calls that such a connection had made are not served. Its peer's port may be anybody's then."""
 _MAX_ACCOUNTS = 4096
+
+
+class Standing(Enum):
+    """What a connection's calls are worth."""
+
+    FINE = auto()
+    JUDGED = auto()
+    """It went too far, and could not be closed."""
+    CLOSED = auto()
+    """Its last calls are still coming; nobody hears an answer."""
 
 
 @dataclass(slots=True)
@@ -25,7 +38,8 @@ class _Account:
     at: float
     good: float = 0.0
     wasted: float = 0.0
-    is_judged: bool = False
+    judged_at: float | None = None
+    standing: Standing = Standing.FINE
 
     def fade(self, now: float) -> None:
         left = 0.5 ** ((now - self.at) / HALF_LIFE_S)
@@ -37,16 +51,22 @@ class _Account:
 class ConnectionConduct:
     """Made by the edge's server, used on its event loop. Peers are named as gRPC does it: KIND:ADDRESS:PORT."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Count by `clock`, in seconds."""
+    def __init__(self, clock: Callable[[], float], close: Callable[[str], bool]) -> None:
+        """Count by `clock`, in seconds; `close` ends the connection of a peer, or says that it cannot."""
         self._clock = clock
+        self._close = close
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
         self._judged_at: OrderedDict[str, float] = OrderedDict()
 
-    def is_judged(self, peer: str) -> bool:
-        """Whether that connection has gone too far: its calls are not worth reading."""
+    def standing(self, peer: str) -> Standing:
+        """Whether that connection has gone too far."""
         account = self._accounts.get(peer)
-        return account is not None and account.is_judged
+        if account is None or account.judged_at is None:
+            return Standing.FINE
+        if self._clock() - account.judged_at >= JUDGED_S:
+            del self._accounts[peer]
+            return Standing.FINE
+        return account.standing
 
     def good(self, peer: str) -> None:
         """A call of that connection was taken, or refused for what it asks."""
@@ -56,7 +76,7 @@ class ConnectionConduct:
             account.good += 1.0
 
     def wasted(self, peer: str, *, weight: float = 1.0) -> bool:
-        """A call of that connection was work for nothing; whether this was the one too many, which is said once."""
+        """A call of that connection was work for nothing; whether this was the one too many, and it was judged."""
         now = self._clock()
         account = self._accounts.get(peer)
         if account is None:
@@ -64,9 +84,10 @@ class ConnectionConduct:
             _keep_newest(self._accounts)
         account.fade(now)
         account.wasted += weight
-        if account.is_judged or account.wasted <= max(account.good, self._limit(peer, now)):
+        if account.judged_at is not None or account.wasted <= max(account.good, self._limit(peer, now)):
             return False
-        account.is_judged = True
+        account.judged_at = now
+        account.standing = Standing.CLOSED if self._close(peer) else Standing.JUDGED
         self._judged_at[_address(peer)] = now
         _keep_newest(self._judged_at)
         return True

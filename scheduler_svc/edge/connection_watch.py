@@ -22,7 +22,7 @@ from prometheus_client import Counter
 
 from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
 from protos.wire.errors import EngineError, MessageTooLarge, QuotaExceeded, Unauthenticated, UnreadableRequest
-from scheduler_svc.edge.connection_conduct import HALF_LIFE_S, ConnectionConduct
+from scheduler_svc.edge.connection_conduct import JUDGED_S, ConnectionConduct, Standing
 
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class WatchInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, closed: Counter, conduct: ConnectionConduct | None = None) -> None:
         """Count connections that were closed in `closed`."""
         self._closed = closed
-        self._conduct = conduct or ConnectionConduct(time.monotonic)
+        self._conduct = conduct or ConnectionConduct(time.monotonic, close_connection)
 
     async def intercept_service(
         self,
@@ -72,9 +72,12 @@ class WatchInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _watched(self, peer: str) -> Iterator[None]:
-        if self._conduct.is_judged(peer):
+        standing = self._conduct.standing(peer)
+        if standing is Standing.CLOSED:
+            raise asyncio.CancelledError
+        if standing is Standing.JUDGED:
             message = "this connection wasted most of its calls; it is served no more"
-            raise QuotaExceeded(message, retry_after_ms=int(HALF_LIFE_S * 1000))
+            raise QuotaExceeded(message, retry_after_ms=int(JUDGED_S * 1000))
         began = time.monotonic()
         try:
             yield
@@ -91,17 +94,20 @@ class WatchInterceptor(grpc.aio.ServerInterceptor):
             self._conduct.good(peer)
         elif self._conduct.wasted(peer, weight=weight):
             self._closed.inc()
-            is_closed = close_connection(peer)
-            _logger.warning("a connection that wasted most of its calls is closed", extra={"is_closed": is_closed})
+            _logger.warning("a connection that wasted most of its calls is ended")
 
 
 def close_connection(peer: str) -> bool:
-    """Shut down this process's TCP connection with `peer`, as gRPC names it; False: there is none to be found."""
+    """Shut down this process's TCP connection with `peer`, as gRPC names it, if its peer has not closed it itself.
+
+    False: connections cannot be closed here.
+    """
     if not peer.startswith(_KINDS) or not _DESCRIPTORS.is_dir():
         return False
     host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
     wanted = (host.strip("[]"), int(port))
-    return any(_shut_down_if_with(int(entry.name), wanted) for entry in _DESCRIPTORS.iterdir())
+    any(_shut_down_if_with(int(entry.name), wanted) for entry in _DESCRIPTORS.iterdir())
+    return True
 
 
 def _shut_down_if_with(descriptor: int, wanted: tuple[str, int]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from protos.forwardplane.v1 import generate_pb2_grpc
+from protos.service.revoked_peers import NOBODY_REVOKED, RevokedPeers
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
 from protos.wire.errors import Draining
 from protos.wire.limits import MAX_REFUSABLE_MESSAGE_BYTES
@@ -20,10 +21,9 @@ from scheduler_svc.edge.port_interceptors import SERVICE_NAME, port_interceptors
 
 logger = logging.getLogger(__name__)
 
+# Calls beyond the edge's own limits should reach the edge, which refuses them with a reason.
 _MAX_TRANSPORT_CALLS = 1 << 16
-# Calls of one connection beyond the edge's own limits reach the edge, so many of them, and are refused with a reason.
-_MAX_REFUSED_CALLS = 256
-_MAX_CONNECTION_CALLS_HARDENED = 256
+_MAX_REFUSED_CALLS_HARDENED = 256
 _POLL_S = 0.05
 _STOP_GRACE_S = 1.0
 
@@ -39,15 +39,18 @@ class EdgeAddress:
     """Other edges listen on the same port; the parent has proved it free."""
     credentials: grpc.ServerCredentials | None = None
     """None: plain text."""
+    revoked: RevokedPeers = NOBODY_REVOKED
+    """Callers that are kept out."""
     hardened: bool = False
     """No reflection, no patience."""
 
     def max_connection_calls(self, max_streams: int) -> int:
-        """Most calls of one connection that this process has not done with; gRPC's own clients keep back more.
+        """Most calls of one connection that this process has not done with, those that were given up included.
 
-        gRPC counts those that were given up too, so that this bounds how many of them others wait behind.
+        gRPC refuses more without a reason, even to clients that keep the limit: it counts a call for some time after
+        its client has seen its end.
         """
-        return _MAX_CONNECTION_CALLS_HARDENED if self.hardened else max_streams + _MAX_REFUSED_CALLS
+        return max_streams + _MAX_REFUSED_CALLS_HARDENED if self.hardened else _MAX_TRANSPORT_CALLS
 
 
 class EdgeServer:
@@ -57,7 +60,9 @@ class EdgeServer:
         self._link = parts.link
         self._address = address
         self._max_connection_calls = address.max_connection_calls(max_streams)
-        self._interceptors = port_interceptors(parts, max_streams=max_streams, hardened=address.hardened)
+        self._interceptors = port_interceptors(
+            parts, max_streams=max_streams, hardened=address.hardened, revoked=address.revoked
+        )
         self._admission = parts.admission
         self._door = parts.door
         self._servicer = GenerationServicer(parts)

@@ -5,6 +5,7 @@ import grpc
 from protos.forwardplane.v1 import generate_pb2
 from protos.service.access import AccessInterceptor
 from protos.service.readable import checked_calls
+from protos.service.revoked_peers import RevokedPeers
 from protos.service.status import StatusInterceptor
 from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES
 from scheduler_svc.edge.call_gate import CallGate, GateInterceptor
@@ -28,11 +29,13 @@ def call_gates(max_streams: int) -> dict[str, CallGate]:
     return {f"/{SERVICE_NAME}/{name}": generating if name in GENERATING else short for name in names}
 
 
-def port_interceptors(parts: EdgeParts, *, max_streams: int, hardened: bool) -> list[grpc.aio.ServerInterceptor]:
+def port_interceptors(
+    parts: EdgeParts, *, max_streams: int, hardened: bool, revoked: RevokedPeers
+) -> list[grpc.aio.ServerInterceptor]:
     """Of one edge's port. A hardened one closes connections that waste most of their calls."""
     observers = [CallMetrics(parts.metrics, SERVICE_NAME)]
     # The gate reads the message of a unary call as a stream of one.
     status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES, check_stream=checked_calls)
     watch = (WatchInterceptor(parts.metrics.closed_connections),) if hardened else ()
     gate = GateInterceptor(call_gates(max_streams), parts.metrics)
-    return [status, *watch, AccessInterceptor(parts.door.admit), gate]
+    return [status, *watch, AccessInterceptor(parts.door.admit, revoked), gate]

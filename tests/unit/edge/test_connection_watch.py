@@ -14,6 +14,7 @@ from scheduler_svc.edge.connection_conduct import MAX_WASTED
 from scheduler_svc.edge.connection_watch import MESSAGE_WEIGHT, WatchInterceptor, close_connection
 
 NOWHERE = "unix:nowhere"
+GONE = "ipv4:10.1.2.3:65535"
 
 
 @contextlib.contextmanager
@@ -58,9 +59,9 @@ def test_a_peer_of_ipv6_is_found_by_the_name_that_grpc_gives_it():
 
 
 @pytest.mark.parametrize("peer", [NOWHERE, "ipv4:127.0.0.1:1", "ipv4:10.1.2.3:65535"])
-def test_a_peer_that_is_not_there_closes_nothing(peer):
+def test_a_peer_that_is_gone_or_no_host_closes_nothing(peer):
     with connection() as client:
-        assert not close_connection(peer)
+        assert close_connection(peer) is (peer != NOWHERE)
         assert not is_closed(client)
 
 
@@ -87,6 +88,15 @@ def test_calls_that_are_work_for_nothing_end_the_connection(error, calls):
     with pytest.raises(QuotaExceeded) as refused, watch._watched(NOWHERE):
         pytest.fail("the call is served")
     assert refused.value.retry_after_ms > 0
+
+
+async def test_the_last_calls_of_a_closed_connection_are_not_served_and_not_answered():
+    watch = WatchInterceptor(counter())
+    for _ in range(int(MAX_WASTED) + 1):
+        with pytest.raises(Unauthenticated), watch._watched(GONE):
+            raise Unauthenticated("token")
+    with pytest.raises(asyncio.CancelledError), watch._watched(GONE):
+        pytest.fail("the call is served")
 
 
 def test_calls_that_are_refused_for_what_they_ask_are_no_waste():
