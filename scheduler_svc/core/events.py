@@ -168,6 +168,8 @@ class WorkerLost:
     worker: str
     died: bool = False
     """Not told to, and maybe by what it was computing."""
+    drained: bool = False
+    """It was told to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ class MaskReady:
     position: int
     answer: np.ndarray | EngineError
     """u8: bit i of byte i / 8, least significant first: id i may be sampled. Or why there is no mask."""
+    is_complete: bool = False
+    """The output matches as it is; it may be able to go on."""
 
 
 StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed | MaskReady
