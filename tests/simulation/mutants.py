@@ -46,6 +46,14 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "any protocol may attach",
+        "worker_svc.protocol.attachment:Attachment.refusal",
+        "asked.protocol_min > PROTOCOL_MAX or asked.protocol_max < PROTOCOL_MIN",
+        "False",
+        seed=0,
+        tests=PROTOCOL_TESTS,
+    ),
+    Mutant(
         "a lower pair may attach",
         "worker_svc.protocol.attachment:Attachment.refusal",
         "asked.fence <= self.highest",
