@@ -32,7 +32,7 @@ class GraphBench:
 
     def __init__(
         self,
-        folder: ModelFolder,
+        folder: ModelFolder | None = None,
         *,
         backends: tuple[str, str] = ("full", "breakable"),
         decode: Sequence[int] = (1, 2, 4),
@@ -42,10 +42,14 @@ class GraphBench:
         num_pages: int = 256,
         width: int = 1,
         graphs: GraphDevice | None = None,
+        driver: ForwardDriver | None = None,
         **options: Any,
     ) -> None:
-        """`width`: tokens of every row of a decode graph. `options`: of the `ForwardDriver`."""
-        self.driver = ForwardDriver(folder, numerics=numerics, num_pages=num_pages, **options)
+        """`width`: tokens of every row of a decode graph. `driver`: one that is there; `options`: of a new one."""
+        if driver is None:
+            assert folder is not None
+            driver = ForwardDriver(folder, numerics=numerics, num_pages=num_pages, **options)
+        self.driver = driver
         self.device = graphs or TapeDevice()
         self.kept = KeptTensors(self.device)
         self.buffers = StaticBuffers(max_tokens=max(width * max(decode), *prefill), device=self.driver.device)

@@ -117,6 +117,28 @@ def test_a_replay_writes_real_slots_of_its_own_rows_only(bench):
         assert {(page, offset) for page, offset in changed if page} == own
 
 
+def tensors_of(plan):
+    """Everything that a replay reads of a plan at fixed addresses."""
+    slots = plan.metadata.out_cache_loc
+    if hasattr(plan.metadata, "wrapper"):
+        return [slots, *plan.metadata.wrapper.buffers.values()]
+    return [slots, plan._kv.pages, plan._kv.unused, plan._group.hidden]
+
+
+def test_garbage_in_each_tensor_of_a_plan_changes_nothing(bench):
+    bench.driver.release_all()
+    rows = [bench.driver.row(list(range(5, 60))) for _ in range(3)]
+    bench.driver.step(rows, [18, 4, 33])
+    batch = bench.batch(rows, [1, 1, 1], bucket=4)
+    known = bench.eager(batch)
+    (plan,) = next(plans for key, plans in bench.decode._fixed.items() if key.bucket == 4)
+    assert len(tensors_of(plan)) == 4
+    for tensor in tensors_of(plan):
+        with torch.inference_mode():
+            tensor.fill_(1 if tensor.dtype is torch.bool else 7)
+        assert_same(bench.replay(batch), known)
+
+
 @pytest.mark.parametrize("name", SETUPS)
 def test_verification_of_drafts_has_graphs_of_its_own_width(folder, name):
     """Three tokens a row: the width is part of the key, and steps of another width are refused."""
