@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from protos.wire.errors import EngineError
 from scheduler_svc.core.events import Event, MaskReady, NeedMask, StreamKey
 from scheduler_svc.metrics import GrammarMetrics
 from scheduler_svc.text.grammar_lane import MaskAnswer, MaskQuestion, RowKey
-from scheduler_svc.text.grammar_messages import Greeting
+from scheduler_svc.text.grammar_messages import Greeting, allows_any
 from scheduler_svc.text.grammar_pool import GrammarPool
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource
 
@@ -32,6 +33,7 @@ class GrammarMasks:
         self._metrics = metrics
         self._clock = clock
         self._asked_at: dict[RowKey, float] = {}
+        self._eos_token_ids = greeting.eos_token_ids
         self._pool = GrammarPool(greeting, num_processes=num_processes, answered=self._answered)
 
     @property
@@ -63,5 +65,9 @@ class GrammarMasks:
             self._metrics.mask_seconds.observe(self._clock() - asked_at)
         if answer.compile_s is not None:
             self._metrics.compile_seconds.observe(answer.compile_s)
-        found = np.frombuffer(answer.answer, np.uint8) if isinstance(answer.answer, bytes) else answer.answer
-        self._post([MaskReady(StreamKey(*answer.row), answer.position, found)])
+        stream, bits = StreamKey(*answer.row), answer.answer
+        if isinstance(bits, EngineError):
+            self._post([MaskReady(stream, answer.position, bits)])
+            return
+        is_complete = allows_any(bits, self._eos_token_ids)
+        self._post([MaskReady(stream, answer.position, np.frombuffer(bits, np.uint8), is_complete=is_complete)])

@@ -210,6 +210,8 @@ class MaskReady:
     position: int
     answer: np.ndarray | EngineError
     """u8: bit i of byte i / 8, least significant first: id i may be sampled. Or why there is no mask."""
+    is_complete: bool = False
+    """The output matches as it is; it may be able to go on."""
 
 
 StreamEvent = RequestSubmitted | RequestCancelled | ReaderPaused | ReaderResumed | MaskReady

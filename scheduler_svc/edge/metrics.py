@@ -27,6 +27,7 @@ class EdgeMetrics:
     http_open_calls: Gauge
     held_bytes: Gauge
     caller_held_bytes: Gauge
+    closed_connections: Counter
     first_token_seconds: Histogram
     inter_token_seconds: Histogram
     output_token_seconds: Histogram
@@ -111,6 +112,11 @@ def create_edge_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHE
         ),
         caller_held_bytes=Gauge(
             PREFIX + "caller_held_request_bytes", "The same of the caller with the most.", registry=registry
+        ),
+        closed_connections=Counter(
+            PREFIX + "closed_connections",
+            "Connections that wasted most of their calls.",
+            registry=registry,
         ),
         first_token_seconds=histogram("time_to_first_token_seconds", "From a request's arrival to its first chunk."),
         inter_token_seconds=histogram("inter_token_latency_seconds", "Between two chunks of a stream, by token."),

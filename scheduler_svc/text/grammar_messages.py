@@ -5,6 +5,7 @@ A call is a list of questions; its reply has one answer a question, in order.
 
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class Reply:
     """Bits or a refusal, or neither: the process does not know the row; ask from the beginning."""
 
     bits: bytes | None = None
-    """Bit i of byte i / 8, least significant first: id i may follow."""
+    """Bit i of byte i / 8, least significant first: id i may follow; an end-of-sequence id if the output matches."""
     refusal: str | None = None
     """Why there is no mask: the caller's fault."""
     compile_s: float | None = None
@@ -69,6 +70,11 @@ class Replies:
     replies: tuple[Reply, ...]
     is_full: bool
     """The process has little memory left and should be started anew."""
+
+
+def allows_any(bits: bytes, ids: Iterable[int]) -> bool:
+    """Whether a mask has one of the ids."""
+    return any(bits[token_id // 8] >> token_id % 8 & 1 for token_id in ids if token_id < 8 * len(bits))
 
 
 def encode_greeting(greeting: Greeting) -> bytes:

@@ -26,6 +26,7 @@ from scheduler_svc.text.grammar_messages import (
     Question,
     Replies,
     Reply,
+    allows_any,
     decode_call,
     decode_greeting,
     encode_replies,
@@ -140,6 +141,9 @@ class GrammarRows:
         if matcher.is_error():
             self._rows.pop(question.row)
             return Reply(refusal=library_message(matcher.get_error()))
+        if allows_any(bits, self._greeting.eos_token_ids) and not matcher.is_accepting():
+            self._rows.pop(question.row)
+            return Reply(refusal="it names an end-of-sequence token, which would end the output before it matches")
         return Reply(bits=bits)
 
 

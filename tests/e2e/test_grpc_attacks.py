@@ -140,6 +140,19 @@ def test_s17_rapid_reset_of_thousands_of_calls(edge):
     assert resets > 500
 
 
+def test_s17_a_connection_that_wastes_its_calls_is_closed_and_another_is_not(edge):
+    """Both come from the same address."""
+    request = pb.GenerateRequest(text="abc").SerializeToString()
+    before, end = edge.closed_connections, time.monotonic() + 20
+    with well_behaved(edge) as good, edge.channel() as channel:
+        method = channel.unary_stream(GENERATE)
+        while edge.closed_connections == before and time.monotonic() < end:
+            for _ in range(50):
+                method(request, timeout=20).cancel()
+        assert edge.closed_connections > before
+        assert good.problems == []
+
+
 def test_s15_slow_frames_and_half_open_connections_hold_nobody_up(edge):
     """100 connections each that never say a word, stop within a frame's head, or never finish their headers."""
     begun = (

@@ -142,6 +142,59 @@ def test_a_mask_that_cannot_be_made_or_allows_nothing_fails_its_request():
     harness.assert_balanced()
 
 
+EOS = 2
+"""Of the made-up masks below."""
+
+
+def end_of_mask(wanted, *ids):
+    flags = np.zeros(104, np.uint8)
+    flags[list(ids)] = 1
+    bits = np.packbits(flags, bitorder="little")
+    return MaskReady(wanted.stream, len(wanted.output_ids), bits, is_complete=EOS in ids)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"sampling": Sampling(allowed_ids=(7, 8))},
+        {"sampling": Sampling(banned_ids=(EOS, 9))},
+        {"sampling": Sampling(banned_ids=(9,)), "min_tokens": 5},
+    ],
+    ids=["allowed", "banned", "min_tokens"],
+)
+def test_a_match_that_cannot_go_on_ends_its_request_whatever_its_limits_forbid(limits):
+    harness = make_harness()
+    harness.submit(make_spec(1, grammar=GRAMMAR, stop_token_ids=frozenset({EOS}), max_tokens=9, **limits))
+    for ids in ([7], [8], [EOS, 9]):
+        harness.step(end_of_mask(harness.masks.popleft(), *ids))
+        if harness.pending["w0"]:
+            harness.deliver()
+    assert harness.output(1) == [7, 8]
+    end = harness.end(1)
+    assert (end.reason, end.stop_token_id, end.usage.output_tokens) == (FinishReason.STOP, None, 2)
+    harness.assert_balanced()
+
+
+def test_a_match_that_can_go_on_does_though_it_may_not_end():
+    harness = make_harness()
+    harness.submit(make_spec(1, grammar=GRAMMAR, sampling=Sampling(banned_ids=(EOS,)), max_tokens=2))
+    for ids in ([7, EOS], [8, EOS]):
+        harness.step(end_of_mask(harness.masks.popleft(), *ids))
+        if harness.pending["w0"]:
+            harness.deliver()
+    assert harness.output(1) == [7, 8]
+    assert harness.end(1).reason is FinishReason.LENGTH
+
+
+def test_an_empty_match_that_cannot_go_on_ends_before_anything_is_sampled():
+    harness = make_harness()
+    harness.submit(make_spec(1, grammar=GRAMMAR, sampling=Sampling(banned_ids=(EOS, 9))))
+    harness.step(end_of_mask(harness.masks.popleft(), EOS, 9))
+    assert harness.end(1).reason is FinishReason.STOP
+    assert not harness.plans
+    harness.assert_balanced()
+
+
 @pytest.mark.parametrize("width", [90, 97, 96, 110])
 def test_a_grammar_mask_is_as_long_as_the_workers_logits(width):
     harness = make_harness(logits_width=width)

@@ -78,6 +78,11 @@ async def test_masks_are_timed_by_question_and_grammars_by_compilation(core):
     assert 0 < core.metric("grammar_compile_seconds_sum") < core.metric("grammar_mask_seconds_sum")
 
 
+async def test_a_mask_tells_whether_the_output_matches_as_it_is(core):
+    said = [await core.answer(wanted(1, "a{1,2}", *[97] * count)) for count in range(3)]
+    assert [event.is_complete for event in said] == [False, True, True]
+
+
 async def test_a_question_of_a_stream_that_ended_is_not_timed(core):
     core.masks.ask(wanted(1, "a"))
     core.masks.forget(StreamKey(0, 1))

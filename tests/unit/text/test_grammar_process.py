@@ -137,6 +137,22 @@ def test_a_token_that_the_grammar_forbids_is_refused(rows, tokenizer):
     assert reply.refusal
 
 
+@pytest.mark.parametrize(("text", "before"), [('start: EOS "a"', ""), ('start: "a" (EOS "b" | "c")', "a")])
+def test_a_grammar_that_names_end_of_sequence_before_its_end_is_refused_there(rows, tokenizer, text, before):
+    source = GrammarSource(GrammarKind.EBNF, text.replace("EOS", EOS))
+    (reply,) = ask(rows, question(source, ids=[one(tokenizer, char) for char in before]))
+    assert "names an end-of-sequence token" in reply.refusal
+    assert ask(rows, question(ids=[], base=len(before))) == (Reply(),)
+
+
+def test_a_grammar_may_name_end_of_sequence_at_its_end(rows, tokenizer):
+    eos = tokenizer.token_to_id(EOS)
+    (reply,) = ask(
+        rows, question(GrammarSource(GrammarKind.EBNF, f'start: "a" | "a" {EOS}'), ids=[one(tokenizer, "a")])
+    )
+    assert allowed(reply) == {eos}
+
+
 @pytest.mark.parametrize("texts", [["yes"], ["yes", "no"], ['"', "\\", "\n", "é🙂", "\0", "a|b*"]])
 def test_a_choice_is_one_of_its_texts(rows, tokenizer, texts):
     eos = tokenizer.token_to_id(EOS)
