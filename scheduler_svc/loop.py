@@ -145,7 +145,7 @@ class CoreLoop:
 
     def edge_connected(self, edge: int) -> None:
         """Tell a new edge what is served."""
-        self._outbox.add_model(edge, model_view(self._infos.values()))
+        self._outbox.add_model(edge, model_view(self._infos.values(), self._state.settings))
         self._wake.set()
 
     def edge_events(self, events: Sequence[Event]) -> None:
@@ -182,7 +182,7 @@ class CoreLoop:
             self._infos.pop(event.worker, None)
         else:
             return
-        view = model_view(self._infos.values())
+        view = model_view(self._infos.values(), self._state.settings)
         for edge in self._edge_port.connections():
             self._outbox.add_model(edge, view)
 
