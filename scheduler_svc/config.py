@@ -131,7 +131,12 @@ class EdgeConfig(ConfigGroup):
     max_hidden_mode: HiddenStates = Field(
         default=HiddenStates.NULL, description="Highest hidden states that callers may ask for: null, last or full."
     )
-    max_streams: int = Field(default=1024, ge=1, description="Most calls one edge serves at once.")
+    max_streams: int = Field(
+        default=2048,
+        ge=1,
+        description="Most calls one edge serves at once, and most streams: a call has one for each sample of a prompt, "
+        "up to 1024.",
+    )
 
 
 class ResumeConfig(ConfigGroup):
@@ -202,7 +207,11 @@ class CoreConfig(ConfigGroup):
     new_token_ratio_decay_steps: int = Field(
         default=600, ge=1, description="Decode steps in which that share falls from its first value to its least."
     )
-    max_waiting_requests: int = Field(default=1024, ge=1, description="Most requests that wait for admission.")
+    max_waiting_requests: int = Field(
+        default=1024,
+        ge=1,
+        description="Most requests that wait for admission, each sample counted; a call with more is never taken.",
+    )
 
     @model_validator(mode="after")
     def _check_ratios(self) -> "CoreConfig":

@@ -146,7 +146,7 @@ class CoreLoop:
 
     def edge_connected(self, edge: int) -> None:
         """Tell a new edge what is served."""
-        self._outbox.add_model(edge, model_view(self._infos.values()))
+        self._outbox.add_model(edge, model_view(self._infos.values(), self._state.settings))
         self._wake.set()
 
     def edge_events(self, events: Sequence[Event]) -> None:
@@ -185,7 +185,7 @@ class CoreLoop:
             return
         page_size, num_pages = cache_size(self._infos.values())
         self._metrics.describe_cache(page_size=page_size, num_pages=num_pages)
-        view = model_view(self._infos.values())
+        view = model_view(self._infos.values(), self._state.settings)
         for edge in self._edge_port.connections():
             self._outbox.add_model(edge, view)
 

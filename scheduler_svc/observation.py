@@ -16,6 +16,7 @@ from protos.wire.worker_info import Buckets, WorkerInfo
 from scheduler_svc.bridge.views import GraphView, LoadView, ModelView, WorkerView
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
+from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.state import SchedulerState, check_invariants
 from scheduler_svc.core.wait_reasons import WaitReason
 from scheduler_svc.links.statistics import LinkCounts, PhaseCounts
@@ -55,8 +56,8 @@ class ObservedLink(Protocol):
         ...
 
 
-def model_view(infos: Iterable[WorkerInfo]) -> ModelView:
-    """What every attached worker can do; the first one names the numerics."""
+def model_view(infos: Iterable[WorkerInfo], settings: CoreSettings) -> ModelView:
+    """What every attached worker can do, and the queue take; the first worker names the numerics."""
     attached = list(infos)
     if not attached:
         return ModelView()
@@ -69,6 +70,8 @@ def model_view(infos: Iterable[WorkerInfo]) -> ModelView:
         max_logprobs=min(info.limits.max_logprobs for info in attached),
         max_hidden_states=min(info.limits.max_hidden_states for info in attached),
         max_hidden_mode=min(info.max_hidden_mode for info in attached),
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
         serving=True,
     )
 

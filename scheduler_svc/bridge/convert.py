@@ -135,6 +135,8 @@ def model_to_message(view: ModelView) -> bridge_pb2.CoreModel:
         max_logprobs=view.max_logprobs,
         max_hidden_states=view.max_hidden_states,
         max_hidden_mode=view.max_hidden_mode,
+        max_waiting_requests=view.max_waiting_requests,
+        max_waiting_tokens=view.max_waiting_tokens,
         serving=view.serving,
     )
 

@@ -20,6 +20,9 @@ class ModelView:
     """Most hidden states of one prompt."""
     max_hidden_mode: HiddenMode = HiddenMode.NULL
     """Highest hidden mode that a plan may ask for."""
+    max_waiting_requests: int = 0
+    max_waiting_tokens: int = 0
+    """Of the queue."""
     serving: bool = False
     """False until a worker is attached, and again while none is."""
 

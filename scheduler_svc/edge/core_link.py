@@ -24,6 +24,7 @@ from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
 from scheduler_svc.bridge.next_tokens import next_tokens_from_message
+from scheduler_svc.edge.call_size import check_call_size
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_quotas import CallerQuotas
 from scheduler_svc.edge.caller_stream import CallerStream
@@ -164,8 +165,10 @@ class CoreLink:
         """Open all of them, or none.
 
         Raises:
+            NeverFits: so many streams of one call are never taken.
             EngineError: as `open`.
         """
+        check_call_size(checked, self._facts, max_streams=self._max_streams)
         opened: list[CallerStream] = []
         try:
             for stream, submit in checked:

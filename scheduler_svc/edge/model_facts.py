@@ -24,6 +24,10 @@ class ModelFacts:
     """Most hidden states of one prompt."""
     max_hidden_mode: HiddenMode
     """Highest that the workers give; what callers may ask for is a setting."""
+    max_waiting_requests: int
+    """Most streams that wait at once; 0: not known."""
+    max_waiting_tokens: int
+    """Most tokens of their prompts; 0: not known."""
     dtype: str
     numerics: str
     is_serving: bool
@@ -41,6 +45,8 @@ def model_facts(card: ModelCard, core: CoreModel, *, has_chat_template: bool) ->
         max_logprobs=core.max_logprobs,
         max_hidden_states=core.max_hidden_states,
         max_hidden_mode=HiddenMode(core.max_hidden_mode or HiddenMode.NULL),
+        max_waiting_requests=core.max_waiting_requests,
+        max_waiting_tokens=core.max_waiting_tokens,
         dtype=core.dtype,
         numerics=core.numerics,
         is_serving=core.serving,

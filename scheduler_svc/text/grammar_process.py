@@ -7,7 +7,6 @@ grammar and the tokens alone: what this process remembers only saves time.
 
 import json
 import os
-import re
 import resource
 import signal
 import struct
@@ -32,9 +31,9 @@ from scheduler_svc.text.grammar_messages import (
     encode_replies,
 )
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource
+from scheduler_svc.text.grammar_words import library_message
 
 _LENGTH = struct.Struct("<I")
-_MAX_MESSAGE_CHARS = 200
 _FULL_SHARE = 0.6
 _PAGE_BYTES = resource.getpagesize()
 READY = b"ready"
@@ -160,19 +159,6 @@ def compile_grammar(tokenizer: LLTokenizer, source: GrammarSource, limits: LLPar
     if matcher.is_error():
         raise GrammarRefused(library_message(matcher.get_error()))
     return matcher
-
-
-_NOTHING_GOES_ON = ("NoExtension", "NoExtensionBias")
-"""The library's names for why it stopped (llguidance 1.9)."""
-
-
-def library_message(text: str) -> str:
-    """What the library says is wrong, without what it quotes of the grammar."""
-    lines = text.strip().splitlines() or ["it cannot be used"]
-    told = next((line for line in lines if line.startswith("error:")), lines[0])
-    if told in _NOTHING_GOES_ON:
-        return "no text matches it"
-    return re.sub(r'"[^"]*"?', '"..."', told)[:_MAX_MESSAGE_CHARS].strip()
 
 
 def allow_processor_time(seconds: int) -> None:

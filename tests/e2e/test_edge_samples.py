@@ -125,11 +125,20 @@ async def test_a_refused_sample_refuses_the_call_and_ends_the_others(tmp_path: P
         assert edge.link.num_streams == 0
 
 
-async def test_more_samples_than_streams_are_refused_whole(tmp_path: Path) -> None:
+async def test_more_samples_than_there_is_room_for_now_are_refused_whole(tmp_path: Path) -> None:
     async with running_edge(tmp_path, max_streams=4) as edge:
-        error = await failure(edge.stub.Generate(request_of(5)).read())
+        edge.core.is_silent = True
+        held = edge.stub.Generate(request_of(1))
+        while edge.link.num_streams < 1:
+            await asyncio.sleep(0.002)
+        error = await failure(edge.stub.Generate(request_of(4)).read())
         assert isinstance(error, errors.QueueFull)
-        assert edge.link.num_streams == 0
+        assert error.retry_after_ms > 0
+        assert edge.link.num_streams == 1
+        held.cancel()
+        edge.core.is_silent = False
+        while edge.link.num_streams:
+            await asyncio.sleep(0.002)
         assert len(await collect(edge.stub.Generate(request_of(4)))) >= 4
 
 

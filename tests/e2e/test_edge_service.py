@@ -314,13 +314,44 @@ async def test_generate_once_that_is_left_cancels_all(tmp_path: Path) -> None:
 
 
 async def test_more_streams_than_the_limit_are_refused(tmp_path: Path) -> None:
-    async with running_edge(tmp_path, max_streams=2, is_silent=True) as edge:
-        call = edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[text_request()] * 3))
-        error = await refused(call)
+    async with running_edge(tmp_path, max_streams=3, is_silent=True) as edge:
+        held = edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[text_request()]))
+        await until(lambda: edge.link.num_streams == 1)
+        error = await refused(edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[text_request()] * 3)))
         assert isinstance(error, errors.QueueFull)
         assert error.retry_after_ms > 0
-        assert edge.link.num_streams == 0
+        assert edge.link.num_streams == 1
         await until(lambda: len(edge.core.cancels) == 2)
+        held.cancel()
+
+
+@pytest.mark.parametrize(
+    ("limits", "setting"),
+    [
+        ({"max_streams": 5}, "5, max_streams"),
+        (
+            {"model": CoreModel(context_tokens=90, logits_width=300, serving=True, max_waiting_requests=5)},
+            "5, max_waiting",
+        ),
+        ({"model": CoreModel(context_tokens=90, logits_width=300, serving=True, max_waiting_tokens=17)}, "18 tokens"),
+    ],
+    ids=["streams", "requests", "tokens"],
+)
+async def test_a_call_of_more_streams_than_ever_fit_is_refused_for_good(tmp_path: Path, limits, setting) -> None:
+    async with running_edge(tmp_path, is_silent=True, **limits) as edge:
+        samples = pb.GenerateRequest(text="abc", sampling=SamplingParameters(n=6))
+        pair = pb.GenerateRequest(text="abc", sampling=SamplingParameters(n=2))
+        for call, field in (
+            (edge.stub.Generate(samples).read(), "sampling.n"),
+            (edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[samples])), "requests[0].sampling.n"),
+            (edge.stub.GenerateOnce(pb.GenerateOnceRequest(requests=[pair] * 3)), "requests"),
+        ):
+            error = await refused(call)
+            assert isinstance(error, errors.NeverFits)
+            assert error.field == field
+            assert error.message.startswith(f"{field} asks for 6 samples")
+            assert setting in error.message
+        assert not edge.core.submits
 
 
 async def test_chat_goes_through_the_template(tmp_path: Path) -> None:

@@ -627,6 +627,8 @@ class CoreModel(_message.Message):
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     MAX_HIDDEN_MODE_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     context_tokens: _builtins.int
     logits_width: _builtins.int
     dtype: _builtins.str
@@ -639,6 +641,9 @@ class CoreModel(_message.Message):
     max_hidden_states: _builtins.int
     """Most hidden states of one prompt; 0 = none. Values of HiddenMode in `max_hidden_mode`."""
     max_hidden_mode: _builtins.int
+    max_waiting_requests: _builtins.int
+    """Most streams that wait, and most tokens of their prompts: no call can have more."""
+    max_waiting_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -651,10 +656,12 @@ class CoreModel(_message.Message):
         capacity_tokens: _builtins.int = ...,
         max_hidden_states: _builtins.int = ...,
         max_hidden_mode: _builtins.int = ...,
+        max_waiting_requests: _builtins.int = ...,
+        max_waiting_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_tokens", b"context_tokens", "dtype", b"dtype", "logits_width", b"logits_width", "max_hidden_mode", b"max_hidden_mode", "max_hidden_states", b"max_hidden_states", "max_logprobs", b"max_logprobs", "numerics", b"numerics", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_tokens", b"context_tokens", "dtype", b"dtype", "logits_width", b"logits_width", "max_hidden_mode", b"max_hidden_mode", "max_hidden_states", b"max_hidden_states", "max_logprobs", b"max_logprobs", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "numerics", b"numerics", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

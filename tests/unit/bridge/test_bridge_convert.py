@@ -178,6 +178,8 @@ def test_the_model_view_is_sent_whole():
         dtype="float32",
         numerics="fast",
         max_logprobs=3,
+        max_waiting_requests=5,
+        max_waiting_tokens=1 << 40,
         serving=True,
     )
     message = model_to_message(view)

@@ -259,6 +259,7 @@ async def test_edges_learn_what_is_served_and_when_it_ends():
         model = r.edges.messages[1].model
         assert (model.serving, model.logits_width) == (True, r.link.info.logits_width)
         assert (model.context_tokens, model.max_logprobs) == (1024, r.link.info.limits.max_logprobs)
+        assert (model.max_waiting_requests, model.max_waiting_tokens) == (2, CoreSettings().max_waiting_tokens)
         r.loop.worker_event(WorkerLost("w0"))
         await r.edges.until(lambda messages: len(messages) == 3)
         assert not r.edges.messages[2].model.serving

@@ -26,10 +26,10 @@ from scheduler_svc.text.grammar_process import (
     GrammarRefused,
     GrammarRows,
     compile_grammar,
-    library_message,
     serve,
 )
 from scheduler_svc.text.grammar_source import GrammarKind, GrammarSource, choice_source
+from scheduler_svc.text.grammar_words import library_message
 from tests.support.tiny_tokenizer import (
     EOS,
     byte_alphabet,
@@ -200,11 +200,87 @@ def test_what_does_not_compile_is_refused_in_the_librarys_words(rows, kind, text
 
 def test_what_the_library_quotes_is_left_out():
     told = 'at 1(8): invalid regex "my secret" (in regex): parse error:\n  my secret\nerror: it is "bad"'
-    assert library_message(told) == 'error: it is "..."'
+    assert library_message(told) == 'line 1, column 8: error: it is "..."'
     assert library_message('expected "se') == 'expected "..."'
+    assert library_message("Expected token ')', found 'se'") == "Expected token ')', found '...'"
     assert library_message("") == "it cannot be used"
     assert library_message("NoExtensionBias") == "no text matches it"
     assert len(library_message("x" * 900)) == 200
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "array", "uniqueItems": True}, 'Unimplemented keys: ["uniqueItems"]'),
+        ({"if": {}, "then": {}}, 'Unimplemented keys: ["if", "then"]'),
+        *[
+            ({"properties": {"a": {word: {}}}}, f'Unimplemented keys: ["{word}"]')
+            for word in ("not", "contains", "dependentRequired", "propertyNames", "unevaluatedProperties")
+        ],
+        ({"required": "secret"}, "Expected array for 'required', got ..."),
+        ({"type": "secret"}, "Invalid type: ..."),
+        ({"format": "regex", "type": "string"}, "Unknown format: regex"),
+        ({"format": "secret", "type": "string"}, "Unknown format: ..."),
+        ({"$ref": "#/$defs/secret"}, "Pointer '...' does not exist"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "use anyOf"),
+    ],
+)
+def test_a_schema_is_refused_by_the_specifications_words_and_without_its_own(rows, schema, told):
+    (reply,) = ask(rows, question(GrammarSource(GrammarKind.JSON_SCHEMA, json.dumps(schema))))
+    assert told in reply.refusal
+    assert "secret" not in reply.refusal
+    assert "coerce" not in reply.refusal
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told"),
+    [
+        ("start: a\na: secret", 'line 2, column 4: unknown name: "..."'),
+        ("start: <|secret|>", 'line 1, column 8: unknown special token: "..."'),
+        ("%import common.SECRET\nstart: SECRET", "line 1, column 1: Unknown common regex: ..."),
+        ("start: /secret[/", "line 1, column 8: error: unclosed character class"),
+        ("start: @secret", "unknown grammar @..."),
+        ('start: %json {"type":"secret"}', "line 1, column 8: failed to compile JSON schema: Invalid type: ..."),
+    ],
+)
+def test_a_lark_grammar_is_refused_by_line_and_column_and_without_its_own_words(rows, grammar, told):
+    (reply,) = ask(rows, question(GrammarSource(GrammarKind.EBNF, grammar)))
+    assert reply.refusal == told
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"enum": ["a", "b"]}]}, '"a"', '"c"'),
+        (
+            {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a", "b"], "minProperties": 1},
+            '{"b":1,"a":1}',
+            '{"a":1,"b":1}',
+        ),
+        ({"type": "integer", "multipleOf": 3, "minimum": 4}, "9", "3"),
+        ({"type": "object", "patternProperties": {"^a": {"type": "null"}}}, '{"ab":null}', '{"ab":1}'),
+        (
+            {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "null"}, "maxItems": 2},
+            "[1,null]",
+            "[1,2]",
+        ),
+        ({"$defs": {"a": {"type": "string", "pattern": "^x+$"}}, "$ref": "#/$defs/a"}, '"xx"', '"y"'),
+        (
+            {"anyOf": [{"type": "null"}, {"allOf": [{"minLength": 1}, {"maxLength": 2}], "type": "string"}]},
+            '"ab"',
+            '""',
+        ),
+        ({"type": "string", "format": "date"}, '"2026-01-31"', '"yesterday"'),
+    ],
+)
+def test_what_the_readme_says_of_schemas_is_so(rows, tokenizer, schema, good, bad):
+    eos = tokenizer.token_to_id(EOS)
+    source = GrammarSource(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    (reply,) = ask(rows, question(source, ids=tokenizer.encode(good, add_special_tokens=False).ids))
+    assert reply.bits is not None
+    assert eos in allowed(reply)
+    (reply,) = ask(rows, question(source, row=OTHER, ids=tokenizer.encode(bad, add_special_tokens=False).ids))
+    assert reply.bits is None or eos not in allowed(reply)
 
 
 def test_compiled_grammars_are_kept_up_to_a_number_of_bytes(rows, monkeypatch):
