@@ -83,10 +83,15 @@ gen: setup-dev  ## regenerate the protobuf code
 	$(BIN)/python -m grpc_tools.protoc -I . --grpc_python_out=. --mypy_grpc_out=. \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $(SERVICES)
 
-wheels: setup-dev  ## both distributions, in dist/
+$(VENV)/.setup-wheels: $(VENV)/.setup-dev
+	@echo "== installing a compiler for an old glibc (about 100 MB)"
+	$(PIP) -e '.[worker,dev,wheels]'
+	@touch $@
+
+wheels: $(VENV)/.setup-wheels  ## both distributions, in dist/
 	$(BIN)/python -m k8s.wheels dist
 
-test-wheels: setup-dev  ## builds both distributions, installs them into an empty environment, serves from there
+test-wheels: $(VENV)/.setup-wheels  ## builds both distributions, installs them into an empty environment, serves from there
 	$(BIN)/python -m pytest -m slow tests/deploy/test_wheels.py
 
 setup-images:  ## Debian packages that build and run images without a Docker engine
