@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 
+from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.channel import caller_channel
 from protos.service.model_files import GenerationDefaults, ModelCard
@@ -25,6 +26,7 @@ from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
+from scheduler_svc.edge.model_facts import model_facts
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resume_tickets import TicketDesk
 from scheduler_svc.edge.resuming import ResumeDesk
@@ -102,8 +104,8 @@ async def running_edge(
     await bridge.connect(timeout_s=5)
     begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
     card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
-    chats = chat is not None
-    link = CoreLink(bridge, card, has_chat_template=chats, max_streams=max_streams, reader_limits=reader_limits)
+    facts = model_facts(card, CoreModel(), has_chat_template=chat is not None)
+    link = CoreLink(bridge, facts, max_streams=max_streams, reader_limits=reader_limits)
     registry = CollectorRegistry()
     resuming = ResumeDesk(tickets)
     admission = Admission(link, tokenizer, encoder, resuming=resuming, max_hidden_mode=max_hidden_mode)

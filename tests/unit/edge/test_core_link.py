@@ -20,6 +20,7 @@ from scheduler_svc.bridge.next_tokens import next_tokens_to_message
 from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.model_facts import model_facts
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.stream_text import StreamText
 from tests.support.edge_harness import tiny_card
@@ -73,9 +74,8 @@ class Rig:
     def __init__(self, folder: Path, max_streams: int = 10, limits: ReaderLimits = DEFAULT_LIMITS) -> None:
         self.tokenizer = text_tokenizer(folder)
         self.connection = Connection()
-        self.link = CoreLink(
-            self.connection, tiny_card(2), has_chat_template=False, max_streams=max_streams, reader_limits=limits
-        )
+        facts = model_facts(tiny_card(2), CoreModel(), has_chat_template=False)
+        self.link = CoreLink(self.connection, facts, max_streams=max_streams, reader_limits=limits)
         self.gone = 0
 
     async def __aenter__(self) -> "Rig":
