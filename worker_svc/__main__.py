@@ -57,6 +57,8 @@ def _start_logs(loaded: LoadedConfig[WorkerConfig]) -> None:
         _logger.info("setting", extra={"setting": line})
     for warning in loaded.warnings:
         _logger.warning("setting not known", extra={"problem": warning})
+    for note in loaded.notes:
+        _logger.info("setting of another process", extra={"problem": note})
 
 
 if __name__ == "__main__":

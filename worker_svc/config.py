@@ -159,7 +159,11 @@ class ExecutorConfig(ConfigGroup):
     prefill_attention: Attention = Field(default=Attention.AUTO, description="Attention of every step but decode.")
     decode_attention: Attention = Field(default=Attention.AUTO, description="Attention of decode steps.")
     kv_bytes: int | None = Field(default=None, ge=1, description="Bytes of the KV pools; unset = from free memory.")
-    num_pages: int | None = Field(default=None, ge=2, description="Pages of the KV pool; excludes kv_bytes.")
+    num_pages: int | None = Field(
+        default=None,
+        ge=2,
+        description="Pages of the KV pool, one of which only takes what is padding; excludes kv_bytes.",
+    )
     memory_fraction: float | None = Field(
         default=None,
         gt=0,

@@ -33,7 +33,8 @@ class AnswerArguments:
     logit_bias: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     """`ID:VALUE`, added to that token's logit; may be given several times."""
     min_tokens: int | None = None
-    """Fewest new tokens."""
+    """New tokens before the end-of-sequence token may come; text of `--stop`, or an answer that matches as a whole,
+    ends it sooner."""
     json_schema: Path | None = None
     """File with a JSON schema that the answer has to match."""
     regex: str | None = None
@@ -81,7 +82,8 @@ class GenerateArguments:
     ignore_eos: Annotated[bool, Parameter(negative=())] = False
     """Go on after the end-of-sequence token."""
     logprobs: int | None = None
-    """Log-probabilities of new tokens, with this many best alternatives."""
+    """Log-probabilities of new tokens, with this many best alternatives: the model's own, before temperature,
+    penalties, bias, bans and grammar."""
     timeout_s: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=MAX_DEADLINE_S))] = None
     """Deadline of the request, seconds. Default: the server's, 600."""
     json: Annotated[bool, Parameter(negative=())] = False

@@ -48,7 +48,7 @@ class SchedulingOptions:
     cache_salt: str = ""
     """Cached prefixes are shared only between this caller's requests with the same salt."""
     priority: int = 0
-    """Higher goes first where the server schedules by priority: -10 .. 10."""
+    """Higher goes first where the server schedules by priority: -10 .. 10. Other servers refuse all but 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class StopOptions:
 
     max_tokens: int | None = None
     min_tokens: int | None = None
+    """Before an end-of-sequence or stop id may come. A stop string or a whole match of a grammar ends it sooner."""
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -101,7 +102,8 @@ class GenerateOptions(SamplingOptions, StopOptions, SchedulingOptions, GrammarOp
     """What a caller may say about one request: `GenerateOptions(max_tokens=64, temperature=0)`."""
 
     logprobs: int | None = None
-    """Log-probabilities of output tokens with this many best alternatives."""
+    """Log-probabilities of output tokens with this many best alternatives: the model's own distribution, before
+    temperature, penalties, bias, bans and grammar."""
     keep_special_tokens: bool = False
     echo: bool = False
     """Give the prompt's text back, as `prompt_text`."""

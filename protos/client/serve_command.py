@@ -111,6 +111,9 @@ class ServeOptions:
     """Worker processes; each request runs on one of them."""
     budget_tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=16, lte=65536))] = None
     """Prefill tokens of one plan, fixed. Default: the scheduler's own choice."""
+    schedule_policy: Literal["fcfs", "lpm", "priority"] | None = None
+    """Who of a caller's waiting requests goes next: who came first, who has most of its prompt cached, or who says so
+    with `priority`. Default: fcfs."""
     max_hidden_mode: Literal["null", "last", "full"] = "null"
     """Highest hidden states of a prompt that callers may ask for."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -222,6 +225,8 @@ def _scheduler_command(options: ServeOptions, folder: ModelFolder) -> ServiceCom
         arguments["--http-port"] = str(options.ports.http_port)
     if options.budget_tokens is not None:
         arguments["--budget-tokens"] = str(options.budget_tokens)
+    if options.schedule_policy is not None:
+        arguments["--schedule-policy"] = options.schedule_policy
     return ServiceCommand(
         name="scheduler",
         arguments=("-m", "scheduler_svc", *_flags(arguments | options.files.flags() | _guarded(options.security))),

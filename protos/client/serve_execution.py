@@ -50,7 +50,7 @@ class WorkerOptions:
     """Limits of each worker."""
 
     num_pages: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None
-    """KV pages of each worker. Default: what its memory gives."""
+    """KV pages of each worker, one of which only takes what is padding: 2 or more. Default: what its memory gives."""
     memory_fraction: Annotated[float | None, Parameter(validator=validators.Number(gt=0, lte=1))] = None
     """Share of the memory free at start that weights, graphs and KV pages may take, in place of --num-pages. Default:
     on the CPU a quarter of what the weights leave for KV pages, on a GPU 0.9."""

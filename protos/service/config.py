@@ -61,7 +61,9 @@ class LoadedConfig(Generic[ConfigT]):
     sources: dict[str, str]
     """Where each field's value comes from: `default`, `file PATH`, `environment NAME` or `flag --name`."""
     warnings: tuple[str, ...]
-    """Variables with our prefix that this schema does not know: another process of the product may."""
+    """Variables with our prefix that this schema does not know, and whose names are close to ones that it knows."""
+    notes: tuple[str, ...] = ()
+    """Other variables with our prefix: in an environment that processes share, settings of another one."""
 
     def describe(self) -> str:
         """One line a field: group, name, value and source."""
@@ -82,6 +84,7 @@ class _Merge:
     sources: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any, *, source: str) -> None:
         entry = self.fields[name]
@@ -234,7 +237,8 @@ def _merge_environment(merge: _Merge, variables: Mapping[str, str]) -> None:
             merge.put(by_variable[variable], variables[variable], source=f"environment {variable}")
         elif variable.startswith(ENVIRONMENT_PREFIX) and variable != CONFIG_VARIABLE:
             hint = _suggestion(variable, list(by_variable))
-            merge.warnings.append(f"environment variable {variable} is not a setting of this process{hint}")
+            told = merge.warnings if hint else merge.notes
+            told.append(f"environment variable {variable} is not a setting of this process{hint}")
 
 
 def _validated(schema: type[ConfigT], merge: _Merge) -> LoadedConfig[ConfigT]:
@@ -248,7 +252,7 @@ def _validated(schema: type[ConfigT], merge: _Merge) -> LoadedConfig[ConfigT]:
     if merge.problems:
         raise ConfigError(merge.problems)
     sources = {name: merge.sources.get(name, "default") for name in merge.fields}
-    return LoadedConfig(value=value, sources=sources, warnings=tuple(merge.warnings))
+    return LoadedConfig(value=value, sources=sources, warnings=tuple(merge.warnings), notes=tuple(merge.notes))
 
 
 def _hidden(

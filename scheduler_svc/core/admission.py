@@ -9,6 +9,7 @@ from scheduler_svc.core.plan_size import plan_size
 from scheduler_svc.core.prompt_admission import prompt_refusal
 from scheduler_svc.core.queue_hint import forecast, queue_full
 from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_mask
+from scheduler_svc.core.settings import PolicyKind
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
 
@@ -76,6 +77,10 @@ def _check_numbers(state: SchedulerState, spec: RequestSpec) -> EngineError | No
 
 
 def _check_features(state: SchedulerState, spec: RequestSpec) -> EngineError | None:
+    policy = state.settings.schedule_policy
+    if spec.priority and policy is not PolicyKind.PRIORITY:
+        message = f"priority is {spec.priority}; this server schedules by {policy.value}, which does not look at it"
+        return UnsupportedFeature(f"{message} (--schedule-policy priority does)", field="priority")
     infos = [facts.info for facts in state.known.values()]
     for feature, is_needed, field in (
         (Feature.PENALTIES, needs_counts(spec), "sampling"),

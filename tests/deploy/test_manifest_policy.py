@@ -198,7 +198,8 @@ def loaded(manifest, name, *, without=()):
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("overlay", EVERY_OVERLAY)
 def test_the_services_start_with_their_settings(overlay, name):
-    assert loaded(Manifest(objects(overlay)), name).warnings == ()
+    config = loaded(Manifest(objects(overlay)), name)
+    assert config.warnings == config.notes == ()
 
 
 PROTECTIONS = [

@@ -59,6 +59,10 @@ class Life:
         self.harness.fail_row = self._failure
         self.harness.reject = self._rejection
 
+    @property
+    def has_priorities(self) -> bool:
+        return self.harness.state.settings.schedule_policy is PolicyKind.PRIORITY
+
     def _settings(self) -> CoreSettings:
         return CoreSettings(
             budget_tokens=self.random.choice([4, 8, 16, 64]),
@@ -111,7 +115,7 @@ class Life:
         spec = make_spec(
             self.next_stream,
             prompt=self._prompt(prompt),
-            priority=self.random.choice([0, 0, 1, -3]),
+            priority=self.random.choice([0, 0, 1, -3]) if self.has_priorities else 0,
             isolation_domain=self.random.choice([b"", b"", b"other"]),
             max_tokens=min(total - prompt, 24),
             sampling=sampling,

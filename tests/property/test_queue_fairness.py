@@ -85,6 +85,7 @@ class Rush:
 
     def __init__(self, seed: int, policy: PolicyKind) -> None:
         self.random = random.Random(seed)
+        self.policy = policy
         self.harness = CoreHarness(
             CoreSettings(
                 budget_tokens=64,
@@ -126,7 +127,7 @@ class Rush:
                 prompt=[rng.randrange(97) for _ in range(rng.randint(1, MOST_PROMPT))],
                 max_tokens=rng.randint(1, MOST_OUTPUT),
                 isolation_domain=domain,
-                priority=rng.choice([-2, 0, 0, 1, 3]),
+                priority=rng.choice([-2, 0, 0, 1, 3]) if self.policy is PolicyKind.PRIORITY else 0,
             )
             self.next_stream += 1
             self.harness.submit(spec)

@@ -137,13 +137,15 @@ class GenerateRequest(_message.Message):
     client_tag: _builtins.str
     """Echoed, never a key. At most 128 bytes."""
     logprobs: _builtins.int
-    """Log-probability of each output token, and this many best alternatives (0 .. 20). Absent: none."""
+    """Log-probability of each output token, and this many best alternatives (0 .. 20). Absent: none. Of the model's own
+    distribution: before temperature, penalties, bias, allowed and banned ids, and grammar.
+    """
     keep_special_tokens: _builtins.bool
     """Text of ids that the tokenizer marks as special. Absent: left out."""
     cache_salt: _builtins.str
     """Cached prefixes are shared only between requests of one caller with the same salt. At most 256 bytes. Absent: none."""
     priority: _builtins.int
-    """Higher goes first where the server schedules by priority (-10 .. 10). Absent: 0."""
+    """Higher goes first where the server schedules by priority (-10 .. 10). Absent: 0. Another server refuses all but 0."""
     hidden_states: Global___HiddenStateSelection.ValueType
     """Hidden states of the prompt. Absent: none. At most what the server allows its callers."""
     echo: _builtins.bool

@@ -184,7 +184,9 @@ class StopParameters(_message.Message):
     states. Such a request ends with LENGTH.
     """
     min_tokens: _builtins.int
-    """Tokens before an end-of-sequence or stop id may be sampled: their logits are masked until then."""
+    """Tokens before an end-of-sequence or stop id may be sampled: their logits are masked until then. It does not keep the
+    output going otherwise: a stop string, a complete match of a grammar that cannot go on, or max_tokens ends it sooner.
+    """
     ignore_eos: _builtins.bool
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -47,6 +47,17 @@ def test_the_http_front_is_started_when_it_has_a_port(folder, http_port, passed)
     assert flag(service_commands(options, folder), "--http-port") == passed
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_the_policy_reaches_the_scheduler_alone(folder, policy):
+    commands = service_commands(parsed("--schedule-policy", policy), folder)
+    assert flag(commands, "--schedule-policy") == policy
+    assert (
+        flag(commands[:-1], "--schedule-policy")
+        is flag(service_commands(parsed(), folder), "--schedule-policy")
+        is None
+    )
+
+
 def test_a_port_that_is_asked_for_twice_is_refused(folder):
     options = ServeOptions(workers=2, ports=ServePorts(http_port=50101))
     with pytest.raises(InvalidRequest, match=r"port 50101 .* http_port and worker_port \+ 1"):

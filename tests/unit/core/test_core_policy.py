@@ -284,6 +284,17 @@ def test_a_domain_does_not_save_up_while_its_reader_has_fallen_behind():
     assert {stream >= 11 for stream in ends[5:9]} == {True, False}
 
 
+@pytest.mark.parametrize("policy", [PolicyKind.FCFS, PolicyKind.LPM])
+def test_a_priority_is_refused_by_name_where_the_policy_does_not_look_at_it(policy):
+    harness = make_harness(schedule_policy=policy)
+    harness.attach()
+    harness.submit(make_spec(1, priority=-3), make_spec(2, priority=0))
+    error = harness.end(1).error
+    assert (error.reason, error.field) == ("UNSUPPORTED", "priority")
+    assert f"priority is -3; this server schedules by {policy.value}" in error.message
+    assert harness.end(2) is None
+
+
 @pytest.mark.parametrize("policy", list(PolicyKind))
 def test_a_request_that_was_paused_while_it_waited_is_behind_those_who_came_before_it_goes_on(policy):
     harness = make_harness(schedule_policy=policy)

@@ -181,6 +181,13 @@ def test_unknown_variables_of_ours_are_warnings():
     )
 
 
+def test_variables_that_are_like_none_of_this_process_are_notes_since_another_may_know_them():
+    loaded = load(environment={"FORWARDPLANE_SCHEDULE_POLICY": "lpm"})
+
+    assert loaded.warnings == ()
+    assert loaded.notes == ("environment variable FORWARDPLANE_SCHEDULE_POLICY is not a setting of this process",)
+
+
 def test_description_shows_value_and_source():
     lines = load("--colour=blue").describe().splitlines()
 
