@@ -118,7 +118,7 @@ class ProcessGroup:
     def stop(self) -> int:
         """End all in reverse order of start, politely first. Returns the worst exit code, 0 when all were clean.
 
-        A child that the signal itself ended had only just been started: there was nothing yet that it could leave undone.
+        A child that the signal itself ended had only just been started: there was nothing it could leave undone.
         """
         worst = 0
         for child in reversed(self._children):
