@@ -10,7 +10,7 @@ SERVICES := protos/forwardplane/v1/worker.proto protos/forwardplane/v1/generate.
 # Compilers' own thread pools would fight for the cores of a test machine.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels gpu bench bench-peers sim campaign fuzz mutants clean
+.PHONY: help setup setup-dev model test-models demo serve observe setup-system test check static format format-check lint types contracts gen wheels test-wheels setup-images test-images gpu bench bench-peers sim campaign fuzz mutants clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -83,11 +83,22 @@ gen: setup-dev  ## regenerate the protobuf code
 	$(BIN)/python -m grpc_tools.protoc -I . --grpc_python_out=. --mypy_grpc_out=. \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc $(SERVICES)
 
-wheels: setup-dev  ## both distributions, in dist/
+$(VENV)/.setup-wheels: $(VENV)/.setup-dev
+	@echo "== installing a compiler for an old glibc (about 100 MB)"
+	$(PIP) -e '.[worker,dev,wheels]'
+	@touch $@
+
+wheels: $(VENV)/.setup-wheels  ## both distributions, in dist/
 	$(BIN)/python -m k8s.wheels dist
 
-test-wheels: setup-dev  ## builds both distributions, installs them into an empty environment, serves from there
-	$(BIN)/python -m pytest -m slow tests/deploy
+test-wheels: $(VENV)/.setup-wheels  ## builds both distributions, installs them into an empty environment, serves from there
+	$(BIN)/python -m pytest -m slow tests/deploy/test_wheels.py
+
+setup-images:  ## Debian packages that build and run images without a Docker engine
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends mmdebstrap buildah crun podman runc catatonit
+
+test-images: setup-dev  ## builds the scheduler's image on a Debian base made here, runs it (root; see setup-images)
+	$(BIN)/python -m pytest -m slow -s tests/deploy/test_built_images.py
 
 gpu: setup-dev  ## tests and figures of a CUDA device (with flashinfer-python); without one each is skipped by name
 	$(BIN)/python -m pytest -m gpu -vv -rs -s tests

@@ -1,6 +1,7 @@
 """Builds the native kernel library into the wheel when there is a compiler. Everything else is in pyproject.toml.
 
-Without one the wheel is made all the same: the worker then builds at its first start, or says why it cannot.
+With the `ziglang` package (`make wheels` installs it) the library runs on any glibc since 2.17, and the wheel's name
+says so. Without a compiler the wheel is made all the same: the worker then says that torch computes.
 """
 
 import sys
@@ -14,7 +15,7 @@ from setuptools.dist import Distribution
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kernels.build import LIBRARY, build_library, compile_library, find_compiler
+from kernels.build import LIBRARY, build_library, compile_library, wheel_compiler
 from kernels.errors import KernelError
 
 
@@ -31,7 +32,7 @@ class BuildWithKernels(build_py):
             target = Path(self.build_lib) / "kernels" / "lib" / LIBRARY
             target.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory() as scratch:
-                compile_library(find_compiler(), Path(scratch) / LIBRARY)
+                compile_library(wheel_compiler(), Path(scratch) / LIBRARY)
                 target.write_bytes((Path(scratch) / LIBRARY).read_bytes())
         except KernelError as error:
             sys.stderr.write(f"native kernels are left out: {error}\n")
@@ -41,8 +42,12 @@ class PlatformWheel(bdist_wheel):
     """One wheel a platform, for every Python: the library uses no Python ABI."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Any Python 3, this platform."""
-        return ("py3", "none", super().get_tag()[2])
+        """Any Python 3, and the oldest platform that the library runs on."""
+        try:
+            platform = wheel_compiler().platform
+        except KernelError:
+            platform = None
+        return ("py3", "none", platform or super().get_tag()[2])
 
 
 class PlatformDistribution(Distribution):

@@ -39,6 +39,7 @@ from scheduler_svc.observation import (
     IntegrityWatch,
     ObservedLink,
     WaitingCount,
+    cache_size,
     load_view,
     model_view,
 )
@@ -182,6 +183,8 @@ class CoreLoop:
             self._infos.pop(event.worker, None)
         else:
             return
+        page_size, num_pages = cache_size(self._infos.values())
+        self._metrics.describe_cache(page_size=page_size, num_pages=num_pages)
         view = model_view(self._infos.values(), self._state.settings)
         for edge in self._edge_port.connections():
             self._outbox.add_model(edge, view)

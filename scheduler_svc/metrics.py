@@ -94,6 +94,7 @@ class PlanMetrics:
     rtt_seconds: Histogram
     overhead_seconds: Histogram
     in_flight: Gauge
+    padded_tokens: Counter
     nacks: Counter
     resends: Counter
     reopened: Counter
@@ -126,11 +127,17 @@ class CoreMetrics:
     workers: WorkerMetrics
     build: Info
     model: Info
+    kv_cache: Info
 
     def describe(self, *, model: str, architecture: str, weights: str) -> None:
         """Say once what this process is and serves."""
         self.build.info({"version": metadata.version("forwardplane")})
         self.model.info({"name": model, "architecture": architecture, "weights": weights})
+        self.describe_cache(page_size=0, num_pages=0)
+
+    def describe_cache(self, *, page_size: int, num_pages: int) -> None:
+        """Say how much the attached workers' caches of whole sequences hold; zeros while none is attached."""
+        self.kv_cache.info({"page_size": str(page_size), "num_pages": str(num_pages)})
 
     def forget_worker(self, worker: str) -> None:
         """It is no longer known: its series end, or they would grow with every pod that ever was."""
@@ -166,6 +173,10 @@ class LinkMetrics:
         self.plans.rtt_seconds.labels(self.worker).observe(rtt_s)
         self.plans.overhead_seconds.labels(self.worker).observe(max(0.0, rtt_s - worker_s))
 
+    def padded(self, num_tokens: int) -> None:
+        """A plan's forwards were padded by so many tokens, to the sizes of captured graphs."""
+        self.plans.padded_tokens.labels("graph").inc(num_tokens)
+
     def set_in_flight(self, num_plans: int) -> None:
         """Plans without a result."""
         self.plans.in_flight.labels(self.worker).set(num_plans)
@@ -191,6 +202,7 @@ def create_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHEDULER
         workers=_worker_metrics(registry),
         build=Info(PREFIX + "build", "Version of this process.", registry=registry),
         model=Info(PREFIX + "model", "Model that this scheduler serves.", registry=registry),
+        kv_cache=Info(PREFIX + "cache", "Tokens of a KV page, and usable pages of all workers.", registry=registry),
     )
 
 
@@ -217,7 +229,7 @@ def _request_metrics(registry: CollectorRegistry, histogram: Histograms) -> Requ
         ),
         output_tokens=Counter(PREFIX + "output_tokens", "Output tokens released.", registry=registry),
         retractions=Counter(PREFIX + "retractions", "Requests retracted to give their pages back.", registry=registry),
-        migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", registry=registry),
+        migrations=Counter(PREFIX + "migrations", "Requests that lost their worker.", ["cause"], registry=registry),
         queue_seconds=histogram("queue_seconds", "From a request's arrival in the core to its first plan."),
     )
 
@@ -292,6 +304,7 @@ def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMet
         rtt_seconds=histogram("plan_rtt_seconds", "From a plan's send to its result.", "worker"),
         overhead_seconds=histogram("plan_overhead_seconds", "Round trip less the worker's own time.", "worker"),
         in_flight=Gauge(PREFIX + "plans_in_flight", "Plans without a result.", worker, registry=registry),
+        padded_tokens=_padded_tokens(registry),
         nacks=Counter(PREFIX + "plan_nacks", "Plans a worker did not run, by answer.", ["reason"], registry=registry),
         resends=Counter(PREFIX + "plan_resends", "Plans sent once more under their seq.", registry=registry),
         reopened=Counter(PREFIX + "plan_streams_reopened", "Tries to open a broken stream.", worker, registry=registry),
@@ -299,6 +312,14 @@ def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMet
             PREFIX + "late_results", "Results that no plan in flight was waiting for.", registry=registry
         ),
     )
+
+
+def _padded_tokens(registry: CollectorRegistry) -> Counter:
+    padded = Counter(
+        PREFIX + "padded_tokens", "Tokens that workers computed beside the planned ones.", ["kind"], registry=registry
+    )
+    padded.labels("graph")
+    return padded
 
 
 def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:

@@ -82,6 +82,12 @@ def _capacity_tokens(info: WorkerInfo) -> int:
     return max((pool.num_pages - 1) * pool.page_size for pool in full)
 
 
+def cache_size(infos: Iterable[WorkerInfo]) -> tuple[int, int]:
+    """Tokens of a page, and usable pages, of the sub-pools that hold whole sequences; all workers together."""
+    pools = [pool for info in infos for pool in info.sub_pools if pool.kind is SubPoolKind.FULL]
+    return max((pool.page_size for pool in pools), default=0), sum(pool.num_pages - 1 for pool in pools)
+
+
 def load_view(gauges: CoreGauges, links: Iterable[ObservedLink]) -> LoadView:
     """The core and all configured workers, attached or not."""
     by_name = {worker.worker: worker for worker in gauges.workers}
@@ -221,11 +227,12 @@ class Exporter:
             ("hit", self.metrics.cache.hit_tokens, counters.cache.hit_tokens),
             ("evicted", self.metrics.cache.evicted_pages, _evicted_pages(gauges, counters)),
             ("retractions", requests.retractions, counters.retractions),
-            ("migrations", requests.migrations, counters.migrations),
             ("prefill", step.scheduled_tokens.labels("prefill"), counters.prefill_tokens),
             ("decode", step.scheduled_tokens.labels("decode"), counters.decode_tokens),
         ):
             counter.inc(self._added(name, value))
+        for cause, count in counters.migrations_by_cause.items():
+            requests.migrations.labels(cause.value).inc(self._added(f"migrations {cause}", count))
         for reason, count in counters.finished.items():
             label = reason.name.lower()
             requests.finished.labels(label).inc(self._added(f"finished {label}", count))

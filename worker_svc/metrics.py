@@ -70,6 +70,7 @@ class PlanMetrics:
     forwards: Counter
     forward_seconds: Histogram
     sample_seconds: Histogram
+    h2d_seconds: Histogram
     parse_seconds: Histogram
     batch_rows: Histogram
 
@@ -206,6 +207,7 @@ def _plan_metrics(registry: CollectorRegistry, histogram: Histograms) -> PlanMet
         forwards=counter("forwards", "Forwards; a plan holds one or more.", "mode"),
         forward_seconds=histogram("forward_seconds", "Time of one forward.", "mode"),
         sample_seconds=histogram("sample_seconds", "Time sampling took in one plan."),
+        h2d_seconds=histogram("h2d_seconds", "Time one plan's columns took to the device."),
         parse_seconds=histogram("plan_parse_seconds", "Time to decode and validate a plan."),
         batch_rows=histogram("batch_rows", "Rows of a plan."),
     )

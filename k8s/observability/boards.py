@@ -126,6 +126,14 @@ SERVICE = Board(
                     unit=Unit.PER_SECOND,
                 ),
                 Panel(
+                    title="Tokens by class of callers",
+                    help="Tokens of ended requests a second, by the class that the file of callers names.",
+                    queries=one(
+                        rate(scheduler("tenant_tokens_total"), "tenant_class, kind"), "{{tenant_class}} {{kind}}"
+                    ),
+                    unit=Unit.PER_SECOND,
+                ),
+                Panel(
                     title="Prompt lengths",
                     help="Prompt tokens of admitted requests.",
                     queries=heatmap("request_prompt_tokens"),
@@ -194,6 +202,12 @@ ENGINE = Board(
                     title="Planned tokens",
                     help="Tokens planned a second; a row of one token is decode.",
                     queries=one(rate(scheduler("scheduled_tokens_total"), "phase"), "{{phase}}"),
+                    unit=Unit.PER_SECOND,
+                ),
+                Panel(
+                    title="Padding, seen from the scheduler",
+                    help="Tokens a second that workers computed beside the planned ones, by kind.",
+                    queries=one(rate(scheduler("padded_tokens_total"), "kind"), "{{kind}}"),
                     unit=Unit.PER_SECOND,
                 ),
                 Panel(title="Rows of a plan", help="Batch sizes.", queries=quantiles("batch_rows")),

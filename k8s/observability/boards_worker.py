@@ -200,6 +200,12 @@ WORKERS = Board(
                     unit=Unit.SECONDS,
                 ),
                 Panel(
+                    title="Way to the device",
+                    help="Time one plan's columns took to the device.",
+                    queries=quantiles("h2d_seconds", of="worker"),
+                    unit=Unit.SECONDS,
+                ),
+                Panel(
                     title="Forwards by mode",
                     help="Forwards a second; a plan holds one or more.",
                     queries=one(rate(worker("forwards_total"), "mode"), "{{mode}}"),
@@ -302,6 +308,12 @@ ROLLOUT = Board(
                     drawing=Drawing.TABLE,
                 ),
                 Panel(
+                    title="KV cache",
+                    help="Tokens of a page, and usable pages, as an endpoint picker reads them.",
+                    queries=one(f"max by (page_size, num_pages) ({scheduler('cache_info')})", "{{num_pages}} pages"),
+                    drawing=Drawing.TABLE,
+                ),
+                Panel(
                     title="Epoch",
                     help="Highest epoch each scheduler has attached with.",
                     queries=one(f"max by (instance) ({scheduler('epoch')})", "{{instance}}"),
@@ -327,8 +339,8 @@ ROLLOUT = Board(
                 ),
                 Panel(
                     title="Migrations",
-                    help="Requests a second that lost their worker.",
-                    queries=one(rate(scheduler("migrations_total")), "migrations"),
+                    help="Requests a second that lost their worker, by cause.",
+                    queries=one(rate(scheduler("migrations_total"), "cause"), "{{cause}}"),
                     unit=Unit.PER_SECOND,
                 ),
                 Panel(

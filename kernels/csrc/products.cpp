@@ -1,6 +1,7 @@
 // The check products and the choice among the instruction sets.
 #include "products.h"
 
+#include <cpuid.h>
 #include <cstring>
 
 #include "simd.h"
@@ -67,14 +68,38 @@ void check_product(const uint8_t* panel, const Activations& x, int count, float*
     for (; row < count; ++row) check_rows<1>(weights, x, row, out + row * stride, stride);
 }
 
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// What the CPU has and the system keeps over a switch of threads. Asked here: not every compiler's __builtin_cpu_supports is
+// filled in a shared library (zig's answers no to everything).
+struct Machine {
+    bool has_avx2 = false;
+    bool has_avx512 = false;
+
+    Machine() {
+        constexpr unsigned kFma = 1u << 12, kSaved = 1u << 27, kHalf = 1u << 29;  // leaf 1, ecx
+        constexpr unsigned kAvx2 = 1u << 5;  // leaf 7, ebx
+        constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // leaf 7, ebx: F, DQ, BW, VL
+        constexpr unsigned kVnni = 1u << 11;  // leaf 7, ecx
+        constexpr unsigned kYmm = 0x06, kZmm = 0xe6;  // of the saved states
+        unsigned eax, ebx, ecx, edx, more_eax, more_ebx, more_ecx, more_edx;
+        if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return;
+        if (!__get_cpuid_count(7, 0, &more_eax, &more_ebx, &more_ecx, &more_edx)) return;
+        constexpr unsigned kNeeded = kFma | kSaved | kHalf;
+        if ((ecx & kNeeded) != kNeeded) return;
+        unsigned saved, upper;
+        asm volatile("xgetbv" : "=a"(saved), "=d"(upper) : "c"(0));
+        has_avx2 = (saved & kYmm) == kYmm && (more_ebx & kAvx2);
+        has_avx512 = has_avx2 && (saved & kZmm) == kZmm && (more_ebx & kAvx512) == kAvx512 && (more_ecx & kVnni);
+    }
+};
+
+const Machine& machine() {
+    static const Machine found;
+    return found;
 }
 
-bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-}
+bool has_avx2() { return machine().has_avx2; }
+
+bool has_avx512() { return machine().has_avx512; }
 
 }  // namespace
 

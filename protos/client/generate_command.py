@@ -49,8 +49,8 @@ class AnswerArguments:
     prompt_logprobs_start: int | None = None
     """Position of the first token whose log-probability is wanted. Default: all but the first, which has none."""
     hidden_states: Literal["last", "full"] | None = None
-    """With `--json`: the final hidden states of the prompt's last token, or of all. The server has to allow it: `serve
-    --max-hidden-mode`. One vector of a text: `forwardplane embed`."""
+    """With `--json`: final hidden states of the prompt's last token, or of all, where the server allows them (its
+    `--max-hidden-mode`). For one vector of a text see `forwardplane embed`."""
 
 
 @Parameter(name="*")

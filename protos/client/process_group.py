@@ -116,17 +116,21 @@ class ProcessGroup:
         return [child.process.pid for child in self._children]
 
     def stop(self) -> int:
-        """End all in reverse order of start, politely first. Returns the worst exit code, 0 when all were clean."""
+        """End all in reverse order of start, politely first. Returns the worst exit code, 0 when all were clean.
+
+        A child that the signal itself ended had only just been started: there was nothing it could leave undone.
+        """
         worst = 0
         for child in reversed(self._children):
-            if child.process.poll() is None:
+            is_told = child.process.poll() is None
+            if is_told:
                 child.process.send_signal(signal.SIGTERM)
             try:
                 code = child.process.wait(self.stop_timeout_s)
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 code = child.process.wait()
-            worst = worst or code
+            worst = worst or (0 if is_told and code == -signal.SIGTERM else code)
         self._children.clear()
         self._group = 0
         return worst

@@ -12,6 +12,7 @@ from typing import Any, cast
 import grpc
 
 from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
+from protos.service.revoked_peers import NOBODY_REVOKED, RevokedPeers, certificate_of
 from protos.wire.errors import NotOffered, PermissionDenied
 
 
@@ -104,9 +105,10 @@ def admit_everybody(method: str, _context: Context) -> None:
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """In front of every handler, inside the status border: errors of `admit` become statuses there."""
 
-    def __init__(self, admit: Callable[[str, Context], None]) -> None:
-        """Let calls pass for which `admit`, given method and context, raises nothing."""
+    def __init__(self, admit: Callable[[str, Context], None], revoked: RevokedPeers = NOBODY_REVOKED) -> None:
+        """Let calls pass for which `admit`, given method and context, raises nothing; `revoked` may end them later."""
         self._admit = admit
+        self._revoked = revoked
 
     async def intercept_service(
         self,
@@ -129,15 +131,17 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: Context) -> Any:
-            self._admit(method, context)
-            return await behaviour(request, context)
+            with self._revoked.kept_out(certificate_of(context)):
+                self._admit(method, context)
+                return await behaviour(request, context)
 
         return call
 
     def _stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[None]]:
         async def call(request: Any, context: Context) -> None:
-            self._admit(method, context)
-            await answer_stream(behaviour, request, context)
+            with self._revoked.kept_out(certificate_of(context)):
+                self._admit(method, context)
+                await answer_stream(behaviour, request, context)
 
         return call
 

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
+from protos.wire.errors import ConnectionLost
+
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
@@ -34,7 +36,11 @@ def handler_like(
 
 
 async def answer_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> None:
-    """Run a behaviour that answers with a stream: a generator, or one that writes itself."""
+    """Run a behaviour that answers with a stream: a generator, or one that writes itself.
+
+    Raises:
+        ConnectionLost: the peer went while something was written, before gRPC had told the handler.
+    """
     made = behaviour(request, context)
     if inspect.isasyncgen(made):
         await _write_all(made, context)
@@ -46,4 +52,7 @@ async def _write_all(messages: Any, context: Context) -> None:
     """Send what an asynchronous generator makes, and close it."""
     async with aclosing(messages):
         async for message in messages:
-            await context.write(message)
+            try:
+                await context.write(message)
+            except grpc.aio.InternalError as error:
+                raise ConnectionLost("the peer is gone: nothing can be written") from error

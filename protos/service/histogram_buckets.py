@@ -65,6 +65,7 @@ WORKER_HISTOGRAMS: BucketTable = MappingProxyType(
     {
         "forward_seconds": FORWARD_SECONDS_BUCKETS,
         "sample_seconds": PLAN_SECONDS_BUCKETS,
+        "h2d_seconds": PLAN_SECONDS_BUCKETS,
         "plan_parse_seconds": PLAN_SECONDS_BUCKETS,
         "batch_rows": ROWS_BUCKETS,
         "forward_tokens": FORWARD_TOKENS_BUCKETS,

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from protos.service.message_scan import has_too_many_fields
-from protos.wire.errors import DataFault, InvalidRequest, MessageTooLarge
+from protos.wire.errors import DataFault, MessageTooLarge, UnreadableRequest
 from protos.wire.limits import MAX_FIELDS_OF_ONE_MESSAGE, MAX_MESSAGE_FIELDS
 
 
@@ -58,15 +58,15 @@ def checked(request: Any) -> Any:
     """The request of a unary call.
 
     Raises:
-        InvalidRequest: its bytes are no message, or have too many fields.
+        UnreadableRequest: its bytes are no message, or have too many fields.
         MessageTooLarge: they are too many.
     """
     _check_size(request)
     if request is Unreadable.FIELDS:
         most = f"{MAX_MESSAGE_FIELDS} fields, or {MAX_FIELDS_OF_ONE_MESSAGE} in one of its messages"
-        raise InvalidRequest(f"the request has more than {most}; a packed list counts once")
+        raise UnreadableRequest(f"the request has more than {most}; a packed list counts once")
     if request is Unreadable.BYTES:
-        raise InvalidRequest("the request's bytes are not a message of this call")
+        raise UnreadableRequest("the request's bytes are not a message of this call")
     return request
 
 
@@ -74,7 +74,7 @@ async def checked_calls(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The request of a unary call that is read as a stream.
 
     Raises:
-        InvalidRequest, MessageTooLarge: as `checked`.
+        UnreadableRequest, MessageTooLarge: as `checked`.
     """
     async for request in requests:
         yield checked(request)

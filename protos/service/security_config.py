@@ -13,10 +13,13 @@ from pydantic import Field
 from protos.service.config import ConfigGroup, UserPath
 
 if TYPE_CHECKING:
+    from protos.service.revoked_peers import RevokedPeers
     from protos.service.tls_files import TlsFolder
 
 # By name, so that the library of certificates is loaded only where settings ask for TLS.
 _TLS_FOLDER = "protos.service.tls_files:TlsFolder"
+_REVOCATION_LIST = "protos.service.revocation:RevocationList"
+_REVOKED_PEERS = "protos.service.revoked_peers:RevokedPeers"
 
 
 class TlsConfig(ConfigGroup):
@@ -55,6 +58,17 @@ def open_tls_folder(folder: Path | None, *, needs_authority: bool = True) -> "Tl
         return None
     opened: TlsFolder = pkgutil.resolve_name(_TLS_FOLDER)(folder, needs_authority=needs_authority)
     return opened
+
+
+def open_revoked_peers(files: "TlsFolder | None") -> "RevokedPeers":
+    """Who is kept out by the lists in that folder; nobody without one.
+
+    Raises:
+        InvalidCertificate: they cannot be used.
+    """
+    revoked = None if files is None else pkgutil.resolve_name(_REVOCATION_LIST)(files)
+    made: RevokedPeers = pkgutil.resolve_name(_REVOKED_PEERS)(revoked)
+    return made
 
 
 def is_loopback(host: str) -> bool:

@@ -22,6 +22,8 @@ _logger = logging.getLogger(__name__)
 CERTIFICATE_FILE = "tls.crt"
 KEY_FILE = "tls.key"
 AUTHORITY_FILE = "ca.crt"
+REVOCATION_FILE = "ca.crl"
+"""Need not be there."""
 _MAX_FILE_BYTES = 1 << 20
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -49,6 +51,8 @@ class TlsFolder:
         Raises:
             InvalidCertificate: a file is missing or cannot be used.
         """
+        self.revocation_file = folder / REVOCATION_FILE
+        """Where the lists of certificates that the authority took back may be."""
         self._folder = folder
         self._needs_authority = needs_authority
         self._clock = clock

@@ -31,6 +31,10 @@ EnumT = TypeVar("EnumT", bound=IntEnum)
 HIDDEN_ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 TIMING_FIELDS = tuple(plan_pb2.PlanTimings.DESCRIPTOR.fields_by_name)
 
+# Read once: walking an enum costs more than checking a column.
+_STATUSES = tuple(sorted(RowStatus))
+_HIGHEST_FAILURE = max(RowFailure)
+
 
 def result_to_proto(result: ForwardResult) -> plan_pb2.ForwardResult:
     """The message of `result`."""
@@ -148,9 +152,9 @@ def _rows_from_proto(message: plan_pb2.ResultColumns) -> ResultColumns:
             _check_length(f"rows.{name}", array, expected=message.num_rows)
     make: Callable[..., ResultColumns] = ResultColumns
     rows = make(**arrays)
-    _check_values("rows.statuses", rows.statuses, low=min(RowStatus), high=max(RowStatus))
+    _check_values("rows.statuses", rows.statuses, low=_STATUSES[0], high=_STATUSES[-1])
     if rows.failures is not None:
-        _check_values("rows.failures", rows.failures, low=0, high=max(RowFailure))
+        _check_values("rows.failures", rows.failures, low=0, high=_HIGHEST_FAILURE)
     return rows
 
 

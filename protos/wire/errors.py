@@ -75,6 +75,12 @@ class InvalidRequest(CallerError):
     reason = "INVALID_REQUEST"
 
 
+class UnreadableRequest(InvalidRequest):
+    """A request's bytes are no message, or one of too many fields."""
+
+    reason = "UNREADABLE_REQUEST"
+
+
 class UnknownRequest(CallerError):
     """No running request of this caller has that id."""
 

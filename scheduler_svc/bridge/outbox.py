@@ -11,11 +11,11 @@ from scheduler_svc.bridge.convert import (
     add_tokens,
     error_to_message,
     flushed_to_message,
-    id_bytes,
     load_to_message,
     model_to_message,
 )
 from scheduler_svc.bridge.convert_prompts import prompt_to_message
+from scheduler_svc.bridge.next_tokens import NextToken, next_tokens_to_message
 from scheduler_svc.bridge.views import LoadView, ModelView
 from scheduler_svc.core.events import (
     CacheFlushed,
@@ -36,6 +36,8 @@ class Outbox:
     def __init__(self) -> None:
         self._messages: Messages = {}
         self._updates: dict[StreamKey, StreamUpdate] = {}
+        self._next_tokens: dict[int, list[NextToken]] = {}
+        """By connection."""
 
     def add(
         self, instruction: PromptAnswered | TokensReleased | RequestFinished | RequestRefused | CacheFlushed
@@ -66,19 +68,23 @@ class Outbox:
 
     def take(self) -> Messages:
         """The messages, by connection; the outbox is empty afterwards."""
+        for edge, tokens in self._next_tokens.items():
+            self._message(edge).next_tokens.CopyFrom(next_tokens_to_message(tokens))
         messages = self._messages
         self._messages = {}
         self._updates = {}
+        self._next_tokens = {}
         return messages
 
     def _add_tokens(self, released: TokensReleased) -> None:
-        """One token of many streams is what nearly every step has: made in one go."""
-        stream = released.stream
-        is_plain = not released.logprobs and (released.first_pos or not released.cached_tokens)
+        """One token of many streams is what nearly every step has, and goes as columns, unless more was said before."""
+        stream, ids = released.stream, released.token_ids
+        is_plain = len(ids) == 1 and not released.logprobs and (released.first_pos or not released.cached_tokens)
         if is_plain and stream not in self._updates:
-            self._updates[stream] = self._message(stream.edge).updates.add(
-                stream_id=stream.stream_id, first_pos=released.first_pos, token_ids=id_bytes(released.token_ids)
-            )
+            tokens = self._next_tokens.get(stream.edge)
+            if tokens is None:
+                tokens = self._next_tokens[stream.edge] = []
+            tokens.append((stream.stream_id, released.first_pos, ids[0]))
         else:
             add_tokens(self._update(stream), released)
 

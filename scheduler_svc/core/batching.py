@@ -14,6 +14,10 @@ from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.transitions import requeue
 from scheduler_svc.core.worker_state import WorkerState
 
+# Read once: a member of an enum costs a look-up in Python, and these are compared for every row of every plan.
+_RUNNING = RequestStatus.RUNNING
+_PREFILLING = RequestStatus.PREFILLING
+
 
 def next_batch(state: SchedulerState, worker: WorkerState) -> Batch | None:
     """The rows of the worker's next plan; None if there is nothing to compute. Takes their pages."""
@@ -56,7 +60,7 @@ def chunk_end(begin: int, *, known: int, budget: int, page_size: int) -> int:
 
 def prefills(request: Request) -> bool:
     """Whether a request on a worker asks for chunks of the budget."""
-    is_prefilling = request.status is RequestStatus.PREFILLING and not request.standing.is_paused
+    is_prefilling = request.status is _PREFILLING and not request.standing.is_paused
     return is_prefilling and request.planned_len < request.sampled_len  # all of a prefill-only one may be in flight
 
 
@@ -64,7 +68,7 @@ def _decode_rows(state: SchedulerState, worker: WorkerState, candidates: list[Re
     rows: list[PlannedRow] = []
     resolves_references = worker.resolves_references
     for request in candidates:
-        if request.status is not RequestStatus.RUNNING or request.standing.is_paused:
+        if request.status is not _RUNNING or request.standing.is_paused:
             continue
         position = request.planned_len
         if position >= request.final_kv_len or (request.rules is not None and request.awaits_mask):
@@ -90,7 +94,7 @@ def _extend_rows(
     room = InputRoom(worker.info)
     prefilling = [request for request in candidates if prefills(request)]
     for request in prefilling:
-        if request.status is not RequestStatus.PREFILLING:  # retracted for the pages of one before it
+        if request.status is not _PREFILLING:  # retracted for the pages of one before it
             continue
         begin, known = request.planned_len, request.sampled_len
         end = chunk_end(begin, known=known, budget=budget, page_size=worker.memory.page_size)

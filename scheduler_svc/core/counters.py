@@ -1,8 +1,20 @@
 """Figures the shell exports as metrics: counters that only grow, and a snapshot of gauges."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from protos.wire.enums import FinishReason
+
+
+class MigrationCause(StrEnum):
+    """Why a request lost its worker."""
+
+    WORKER_DIED = "worker_died"
+    """Its process or device is gone."""
+    DRAIN = "drain"
+    """It was told to leave."""
+    WORKER_LOST = "worker_lost"
+    """It does not answer, or answered what ends a term."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +47,7 @@ class CoreCounters:
     """Released to streams."""
     retractions: int = 0
     """Requests that gave their pages back for lack of pages."""
-    migrations: int = 0
+    migrations_by_cause: dict[MigrationCause, int] = field(default_factory=lambda: dict.fromkeys(MigrationCause, 0))
     """Requests that lost their worker."""
     strikes: int = 0
     """Workers that died with plans in flight."""
@@ -50,6 +62,11 @@ class CoreCounters:
     refused: dict[str, int] = field(default_factory=dict)
     """By reason of the error taxonomy."""
     finished: dict[FinishReason, int] = field(default_factory=dict)
+
+    @property
+    def migrations(self) -> int:
+        """Requests that lost their worker, whatever the cause."""
+        return sum(self.migrations_by_cause.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

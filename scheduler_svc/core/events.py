@@ -168,6 +168,8 @@ class WorkerLost:
     worker: str
     died: bool = False
     """Not told to, and maybe by what it was computing."""
+    drained: bool = False
+    """It was told to leave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,13 +91,23 @@ class Outlook:
         return self._prefill_s(known_tokens) + self._expected(most_tokens) * self._step_s(self._rows + 1)
 
     def has_room(self, request: Request) -> bool:
-        """Whether it and those that run would be done in time if it were placed now."""
+        """Whether it and those that run would be done in time if it were placed now.
+
+        It is taken to be as long as those that run. Where not even an empty worker could have done that much in its
+        time, those are of another kind: then its own length counts. No time is kept for what waiting never helped.
+        """
         if not self.is_known or not self._rows or request.standing.has_run:
             return True
         step_s = self._step_s(self._rows + 1)
-        outputs = max(self._expected(request.spec.max_tokens), self._typical_output)
-        takes_s = self._prefill_s(request.sampled_len) + outputs * step_s
-        return step_s <= self._least_s and takes_s <= _OWN_SHARE * (request.spec.deadline_s - self._now)
+        if step_s > self._least_s:
+            return False
+        deadline_s, outputs = request.spec.deadline_s, self._expected(request.spec.max_tokens)
+        given_s = _OWN_SHARE * (deadline_s - request.standing.queued_at)
+        if self._alone_s(request.sampled_len, self._typical_output) <= given_s:
+            outputs = max(outputs, self._typical_output)
+        elif self._alone_s(request.sampled_len, outputs) > given_s:
+            return True
+        return self._prefill_s(request.sampled_len) + outputs * step_s <= _OWN_SHARE * (deadline_s - self._now)
 
     def is_late(self, request: Request) -> bool:
         """Whether it could not be done in time even if it were placed now."""
@@ -154,6 +164,10 @@ class Outlook:
     def _prefill_s(self, tokens: int) -> float:
         """Of the prompts on the worker and so many tokens more."""
         return (self._backlog + tokens) * self._costs_s[1]
+
+    def _alone_s(self, known_tokens: int, outputs: float) -> float:
+        """What so much would take without the others."""
+        return known_tokens * self._costs_s[1] + outputs * self._step_s(1)
 
     def _expected(self, most_tokens: int) -> float:
         return max(1.0, self._outputs.expected(most_tokens))

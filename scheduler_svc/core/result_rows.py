@@ -11,6 +11,10 @@ from scheduler_svc.core.events import TokenLogprob
 from scheduler_svc.core.input_answers import input_answers
 from scheduler_svc.core.prompt_account import InputAnswer
 
+# Read once: walking an enum and reading its members costs more than the comparisons.
+_TOKEN, _NONE, _FAILED = RowStatus.TOKEN, RowStatus.NONE, RowStatus.FAILED
+_LOWEST_FAILURE, _HIGHEST_FAILURE = min(RowFailure), max(RowFailure)
+
 
 class RowAnswers(NamedTuple):
     """What the rows gave, one element a row."""
@@ -41,15 +45,15 @@ def read_answers(plan: PlanInFlight, result: ForwardResult, *, logits_width: int
 def _failures(plan: PlanInFlight, columns: ResultColumns, *, logits_width: int) -> np.ndarray:
     """u8 [R]: values of `RowFailure`, 0 for a good answer."""
     samples = np.array([row.samples for row in plan.rows], dtype=np.bool_)
-    expected = np.where(samples, RowStatus.TOKEN, RowStatus.NONE)
+    expected = np.where(samples, _TOKEN, _NONE)
     answers_plan = (
         (columns.handles == plan.handles) & (columns.attempts == plan.attempts) & (columns.positions == plan.positions)
     )
     in_range = (columns.token_ids >= 0) & (columns.token_ids < logits_width)
     good = answers_plan & (columns.statuses == expected) & in_range
-    failed = answers_plan & (columns.statuses == RowStatus.FAILED)
+    failed = answers_plan & (columns.statuses == _FAILED)
     given = columns.failures if columns.failures is not None else np.zeros(len(samples), np.uint8)
-    known = failed & (given >= min(RowFailure)) & (given <= max(RowFailure))
+    known = failed & (given >= _LOWEST_FAILURE) & (given <= _HIGHEST_FAILURE)
     return np.where(good, 0, np.where(known, given, RowFailure.LIMIT))
 
 

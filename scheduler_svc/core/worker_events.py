@@ -5,6 +5,7 @@ from dataclasses import replace
 from protos.wire.errors import SuspectedPoison
 from scheduler_svc.core.admission import never_fits
 from scheduler_svc.core.attachment import attach
+from scheduler_svc.core.counters import MigrationCause
 from scheduler_svc.core.events import (
     BucketsChanged,
     Instruction,
@@ -31,8 +32,8 @@ def apply_to_worker(
     match event:
         case WorkerAttached():
             _attach(state, event, out)
-        case WorkerLost(worker, died):
-            _lose(state, worker, died=died, out=out)
+        case WorkerLost():
+            _lose(state, event, out=out)
         case WorkerDoubted(worker) | WorkerTrusted(worker):
             if worker in state.workers:
                 state.workers[worker].standing.is_doubted = isinstance(event, WorkerDoubted)
@@ -42,7 +43,7 @@ def apply_to_worker(
 
 
 def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]) -> None:
-    _lose(state, event.worker, died=False, out=out)
+    _lose(state, WorkerLost(event.worker), out=out)
     worker = attach(event, state.settings)
     state.workers[event.worker] = worker
     state.known[event.worker] = WorkerFacts(event.info, worker.memory.capacity_tokens)
@@ -52,19 +53,26 @@ def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]
             fail(state, request, error=error, out=out)
 
 
-def _lose(state: SchedulerState, name: str, *, died: bool, out: list[Instruction]) -> None:
-    worker = state.workers.get(name)
+def _lose(state: SchedulerState, event: WorkerLost, *, out: list[Instruction]) -> None:
+    worker = state.workers.get(event.worker)
     if worker is None:
         return
-    if died and worker.in_flight:
+    if event.died and worker.in_flight:
         state.counters.strikes += 1
         poison = strike(worker)
         if poison is not None:
             message = f"{poison.trouble.strikes} workers died while they computed this request"
             fail(state, poison, error=SuspectedPoison(message, field="request"), out=out)
+    cause = _cause(event)
     for request in list(worker.running.values()):
         requeue(state, request)
-        state.counters.migrations += 1
+        state.counters.migrations_by_cause[cause] += 1
     state.counters.cache.evicted_pages += worker.memory.cache.evicted_pages
-    state.foresight.lost(name)
-    del state.workers[name]
+    state.foresight.lost(event.worker)
+    del state.workers[event.worker]
+
+
+def _cause(event: WorkerLost) -> MigrationCause:
+    if event.died:
+        return MigrationCause.WORKER_DIED
+    return MigrationCause.DRAIN if event.drained else MigrationCause.WORKER_LOST

@@ -9,6 +9,7 @@ import hmac
 import logging
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,8 @@ from scheduler_svc.edge.caller_identity import CallerIdentity, CallerLimits
 _logger = logging.getLogger(__name__)
 
 MAX_TOKEN_BYTES = 512
+MAX_TENANT_CLASSES = 16
+OTHER_CLASSES = "other"
 _MAX_FILE_BYTES = 4 << 20
 _LOOK_EVERY_S = 1.0
 _UNKNOWN = "no caller has this token or certificate"
@@ -41,6 +44,8 @@ class CallerEntry(BaseModel):
     """The one URI name in the caller's certificate, exactly."""
     domain: str = Field(default="", max_length=128)
     share: float = Field(default=1.0, ge=0.001, le=1000.0)
+    tenant_class: str = Field(default="default", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
+    """Under which its tokens are counted; a file has few of them, since each is a label."""
     operator: bool = False
     """May read the load, with names of workers, and flush all caches."""
     requests_per_minute: Count | None = None
@@ -53,6 +58,7 @@ class CallerEntry(BaseModel):
             self.name,
             domain=self.domain,
             share=self.share,
+            tenant_class=self.tenant_class,
             roles=frozenset({Role.CALLER, Role.OPERATOR} if self.operator else {Role.CALLER}),
             limits=CallerLimits(
                 requests_per_minute=self.requests_per_minute,
@@ -81,6 +87,8 @@ class CallerBook:
         self._clock = clock
         self._stamp = self._look()
         self._looked_at = clock()
+        self._classes: set[str] = set()
+        """Of the process's life: each is a label of a metric."""
         self._take(_read(path))
 
     def of_token(self, token: bytes) -> CallerIdentity:
@@ -130,10 +138,17 @@ class CallerBook:
         _logger.info("callers were read again", extra={"callers": self.num_callers})
 
     def _take(self, entries: Sequence[CallerEntry]) -> None:
-        callers = [(entry, entry.identity()) for entry in entries]
+        callers = [(entry, self._bounded(entry.identity())) for entry in entries]
         self.num_callers = len(callers)
         self._tokens = [(bytes.fromhex(one), caller) for entry, caller in callers for one in entry.token_sha256]
         self._certificates = {entry.certificate: caller for entry, caller in callers if entry.certificate}
+
+    def _bounded(self, caller: CallerIdentity) -> CallerIdentity:
+        """The caller, counted with others if there have been too many classes since the start."""
+        if len(self._classes | {caller.tenant_class}) > MAX_TENANT_CLASSES:
+            return replace(caller, tenant_class=OTHER_CLASSES)
+        self._classes.add(caller.tenant_class)
+        return caller
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
@@ -161,6 +176,9 @@ def _read(path: Path) -> Sequence[CallerEntry]:
         place = ".".join(map(str, first["loc"]))
         message = f"the file of callers: {place}: {first['msg'].partition(' (')[0]}"
         raise InvalidRequest(message, field="callers") from None
+    if len({entry.tenant_class for entry in entries}) > MAX_TENANT_CLASSES:
+        message = f"the file of callers has more than {MAX_TENANT_CLASSES} values of tenant_class"
+        raise InvalidRequest(message, field="callers")
     _check_distinct([entry.name for entry in entries], "name")
     _check_distinct([one for entry in entries for one in entry.token_sha256], "token")
     _check_distinct([entry.certificate for entry in entries if entry.certificate], "certificate")

@@ -32,6 +32,8 @@ class CallerIdentity:
     """Weight beside other callers while requests wait."""
     roles: frozenset[Role] = field(default=EVERYBODY, compare=False)
     limits: CallerLimits = field(default=UNLIMITED, compare=False)
+    tenant_class: str = field(default="default", compare=False)
+    """Under which its tokens are counted."""
 
     def isolation_domain(self, cache_salt: str) -> bytes:
         """Whose cached prefixes a request may use: the caller's, and of these the ones with the same salt.

@@ -81,7 +81,8 @@ class CallerStream:
         self._not_before = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._tell_taken: Callable[[CallerStream], None] | None = None
+        self.taken_listener: Callable[[CallerStream], None] | None = None
+        """Told whenever the reader has taken a chunk of a stream that runs."""
 
     @classmethod
     def begin(
@@ -134,10 +135,6 @@ class CallerStream:
         """Ids that wait for the reader; 0 for one that takes everything at the end."""
         return 0 if self._max_held_ids is None else self._text.held_ids
 
-    def on_taken(self, listener: Callable[["CallerStream"], None]) -> None:
-        """Tell `listener` whenever the reader has taken a chunk of a stream that runs."""
-        self._tell_taken = listener
-
     def update(self, update: StreamUpdate) -> None:
         """Take what the core says. A stop string ends the stream here, before a finish that the core decided later."""
         if self.is_over:
@@ -148,13 +145,19 @@ class CallerStream:
             has_text = self.names.prompt_text is not None
             self._prompt = prompt_parts(update.prompt, begins_alone=has_text)
         if update.token_ids:
-            self._push(update)
+            self._push(update.first_pos, np.frombuffer(update.token_ids, "<i4").tolist(), update.logprobs)
         if update.HasField("error"):
             error = error_from_message(update.error)
             self.fail(told_to_caller(error, place=self.names.place, grammar=self.names.grammar))
         elif update.HasField("finish"):
             self.end(update.finish)
         self._wake()
+
+    def next_token(self, position: int, token_id: int) -> None:
+        """Take one more token, which is all that the core says."""
+        if not self.is_over:
+            self._push(position, (token_id,))
+            self._wake()
 
     def end(self, finish: Finish) -> None:
         """End it, unless it has ended. Ends that are not the model's also get a status."""
@@ -196,16 +199,16 @@ class CallerStream:
             chunk.finish.CopyFrom(self._finish)
             chunk.usage.CopyFrom(self.usage)
             chunk.seed = self.names.seed
-        elif self._tell_taken is not None and not self.is_over:
-            self._tell_taken(self)
+        elif self.taken_listener is not None and not self.is_over:
+            self.taken_listener(self)
         return chunk
 
-    def _push(self, update: StreamUpdate) -> None:
-        if update.first_pos != self._text.next_pos:
-            message = f"the core sent output position {update.first_pos}; expected {self._text.next_pos}"
+    def _push(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        if first_pos != self._text.next_pos:
+            message = f"the core sent output position {first_pos}; expected {self._text.next_pos}"
             self.fail(InternalFault(message, field="first_pos"))
             return
-        self._text.push(np.frombuffer(update.token_ids, "<i4").tolist(), update.logprobs)
+        self._text.push(ids, logprobs)
         if self._text.stop is not None:
             self.end(Finish())
         elif self._max_held_ids is not None and self._text.held_ids > self._max_held_ids:

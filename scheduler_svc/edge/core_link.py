@@ -15,22 +15,20 @@ from typing import Protocol
 from protos.forwardplane.v1.bridge_pb2 import (
     AbortAnswer,
     CancelStream,
-    CoreModel,
     CoreToEdge,
     PauseStream,
-    StreamUpdate,
     SubmitStream,
 )
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
-from protos.service.model_files import ModelCard
 from protos.wire.errors import EngineError, QueueFull, UnavailableError, UnknownRequest
+from scheduler_svc.bridge.next_tokens import next_tokens_from_message
 from scheduler_svc.edge.call_size import check_call_size
 from scheduler_svc.edge.caller_identity import CallerIdentity
 from scheduler_svc.edge.caller_quotas import CallerQuotas
 from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.core_questions import Asking, CoreQuestions
 from scheduler_svc.edge.held_bytes import HeldBytes
-from scheduler_svc.edge.model_facts import ModelFacts, model_facts
+from scheduler_svc.edge.model_facts import ModelFacts
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits, SlowReaders
 
 logger = logging.getLogger(__name__)
@@ -68,9 +66,8 @@ class CoreLink:
     def __init__(
         self,
         connection: CoreConnection,
-        card: ModelCard,
+        facts: ModelFacts,
         *,
-        has_chat_template: bool,
         max_streams: int,
         reader_limits: ReaderLimits = DEFAULT_LIMITS,
         quotas: CallerQuotas | None = None,
@@ -79,15 +76,14 @@ class CoreLink:
 
         Args:
             connection: connected before `start`.
-            card: of the served model.
-            has_chat_template: the served model can chat.
+            facts: of the served model before the core said anything.
             max_streams: most streams at once.
             reader_limits: when a slow reader's stream is paused, and ended.
             quotas: of the callers; None: a count of its own.
         """
         self._connection = connection
         self._max_streams = max_streams
-        self._facts = model_facts(card, CoreModel(), has_chat_template=has_chat_template)
+        self._facts = facts
         self._streams: dict[int, CallerStream] = {}
         self._samples: dict[str, list[CallerStream]] = {}
         self._next_stream_id = itertools.count(1)
@@ -157,7 +153,7 @@ class CoreLink:
             undo.callback(self.quotas.close_stream, names.caller, output_tokens=0)
             self._connection.submit(submit)
             undo.pop_all()
-        stream.on_taken(self._slow_readers.look)
+        stream.taken_listener = self._slow_readers.look
         self._streams[stream.names.stream_id] = stream
         self._samples.setdefault(stream.names.request_id, []).append(stream)
 
@@ -221,13 +217,19 @@ class CoreLink:
             self._lost()
 
     def _dispatch(self, message: CoreToEdge) -> None:
+        if message.HasField("next_tokens"):
+            for stream_id, position, token_id in next_tokens_from_message(message.next_tokens):
+                stream = self._streams.get(stream_id)
+                if stream is not None:
+                    stream.next_token(position, token_id)
+                    self._fed(stream, is_core_done=False)
         for update in message.updates:
             stream = self._streams.get(update.stream_id)
             if stream is not None:
-                self._feed(stream, update)
+                stream.update(update)
+                self._fed(stream, is_core_done=update.HasField("finish") or update.HasField("error"))
         if message.HasField("model"):
-            card, can_chat = self._facts.card, self._facts.has_chat_template
-            self._facts = model_facts(card, message.model, has_chat_template=can_chat)
+            self._facts = self._facts.told(message.model)
             if self._facts_changed is not None:
                 self._facts_changed(self._facts)
         self.questions.take(message)
@@ -235,13 +237,12 @@ class CoreLink:
             found = self._abort_here(order.request_id, CallerIdentity(order.caller))
             self._connection.answer_abort(AbortAnswer(question=order.question, asker=order.asker, found=found))
 
-    def _feed(self, stream: CallerStream, update: StreamUpdate) -> None:
-        stream.update(update)
+    def _fed(self, stream: CallerStream, *, is_core_done: bool) -> None:
         if not stream.is_over:
             self._slow_readers.look(stream)
             return
         self._forget(stream)
-        if not (update.HasField("finish") or update.HasField("error")):
+        if not is_core_done:
             # It ended here (stop string, slow reader), so the core has to be told.
             self._cancel(stream, FinishReason.FINISH_REASON_ABORT if stream.finish is None else stream.finish.reason)
 

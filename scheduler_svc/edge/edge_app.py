@@ -32,7 +32,7 @@ async def run_edge(config: SchedulerConfig, edge_index: int) -> int:
     """
     text = EdgeText(read_model_folder(config.model.folder), config.grammar)
     bridge = BridgeClient(config.process.socket_path, edge_index=edge_index)
-    link = CoreLink(bridge, text.card, has_chat_template=text.has_chat_template, max_streams=config.edge.max_streams)
+    link = CoreLink(bridge, text.facts, max_streams=config.edge.max_streams)
     metrics_server = MetricsServer()
     tracing = open_tracing(config.observability.traces(), service="forwardplane-edge")
     parts = EdgeParts.joined(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from protos.service.credentials import server_credentials
 from protos.service.lifecycle import Part
-from protos.service.security_config import open_tls_folder
+from protos.service.revoked_peers import NOBODY_REVOKED, RevokedPeers
+from protos.service.security_config import open_revoked_peers, open_tls_folder
 from scheduler_svc.config import SchedulerConfig, SchedulerTlsConfig
 from scheduler_svc.edge.caller_rights import needs_certificate
 from scheduler_svc.edge.edge_parts import EdgeParts
@@ -30,10 +31,12 @@ def door_parts(config: SchedulerConfig, edge_index: int, parts: EdgeParts) -> tu
     The gRPC door is stopped first: its stop drains the streams of both.
 
     Raises:
-        InvalidRequest: the folder of certificates cannot be used.
+        InvalidRequest: the folder of certificates, or a revocation list, cannot be used.
     """
     files = open_tls_folder(config.tls.caller_tls_dir, needs_authority=needs_certificate(config.tls))
-    server = EdgeServer(parts, edge_address(config, edge_index, files), max_streams=config.edge.max_streams)
+    revoked = open_revoked_peers(files if needs_certificate(config.tls) else None)
+    where = edge_address(config, edge_index, files, revoked)
+    server = EdgeServer(parts, where, max_streams=config.edge.max_streams)
     grpc_door = _server_part(server, drain_timeout_s=config.process.drain_timeout_s)
     if config.edge.http_port is None:
         return (grpc_door,)
@@ -42,6 +45,7 @@ def door_parts(config: SchedulerConfig, edge_index: int, parts: EdgeParts) -> tu
         port=config.edge.http_port,
         shares_port=config.process.edges > 1,
         tls=None if files is None else _http_context(files, config.tls),
+        kept_out=revoked.kept_out,
     )
     http = HttpServer(parts, address, HttpLimits(max_calls=config.edge.max_streams + _CALL_MARGIN))
     return Part(name="HTTP front", start=http.start, stop=http.stop), grpc_door
@@ -55,7 +59,12 @@ def _server_part(server: EdgeServer, *, drain_timeout_s: float) -> Part:
     return Part(name="callers' server", start=server.start, stop=stop, stop_limit_s=drain_timeout_s + STOP_MARGIN_S)
 
 
-def edge_address(config: SchedulerConfig, edge_index: int, files: "TlsFolder | None" = None) -> EdgeAddress:
+def edge_address(
+    config: SchedulerConfig,
+    edge_index: int,
+    files: "TlsFolder | None" = None,
+    revoked: RevokedPeers = NOBODY_REVOKED,
+) -> EdgeAddress:
     """Where that edge listens: all on one gRPC port, each with a health port of its own."""
     return EdgeAddress(
         host=config.edge.host,
@@ -63,6 +72,7 @@ def edge_address(config: SchedulerConfig, edge_index: int, files: "TlsFolder | N
         health_port=own_port(config.edge.health_port, edge_index),
         shares_port=config.process.edges > 1,
         credentials=None if files is None else server_credentials(files, needs_client=needs_certificate(config.tls)),
+        revoked=revoked,
         hardened=config.tls.hardened,
     )
 

@@ -9,28 +9,21 @@ from dataclasses import dataclass
 
 import grpc
 
-from protos.forwardplane.v1 import generate_pb2, generate_pb2_grpc
-from protos.service.access import AccessInterceptor
-from protos.service.readable import checked_calls
+from protos.forwardplane.v1 import generate_pb2_grpc
+from protos.service.revoked_peers import NOBODY_REVOKED, RevokedPeers
 from protos.service.server import HealthServer, ServerOptions, add_reflection, bind_port, build_server
-from protos.service.status import StatusInterceptor
 from protos.wire.errors import Draining
-from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES, MAX_REFUSABLE_MESSAGE_BYTES
-from scheduler_svc.edge.call_gate import CallGate, GateInterceptor
+from protos.wire.limits import MAX_REFUSABLE_MESSAGE_BYTES
 from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.generation_servicer import GenerationServicer
-from scheduler_svc.edge.metrics import CallMetrics
 from scheduler_svc.edge.model_facts import ModelFacts
+from scheduler_svc.edge.port_interceptors import SERVICE_NAME, port_interceptors
 
 logger = logging.getLogger(__name__)
 
-SERVICE_NAME = generate_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-
-GENERATING = ("Generate", "GenerateOnce", "Embed")
-"""Calls that run streams of the core; the others end at once."""
-_MAX_SHORT_CALLS = 256
 # Calls beyond the edge's own limits should reach the edge, which refuses them with a reason.
 _MAX_TRANSPORT_CALLS = 1 << 16
+_MAX_REFUSED_CALLS_HARDENED = 256
 _POLL_S = 0.05
 _STOP_GRACE_S = 1.0
 
@@ -46,16 +39,18 @@ class EdgeAddress:
     """Other edges listen on the same port; the parent has proved it free."""
     credentials: grpc.ServerCredentials | None = None
     """None: plain text."""
+    revoked: RevokedPeers = NOBODY_REVOKED
+    """Callers that are kept out."""
     hardened: bool = False
     """No reflection, no patience."""
 
+    def max_connection_calls(self, max_streams: int) -> int:
+        """Most calls of one connection that this process has not done with, those that were given up included.
 
-def call_gates(max_streams: int) -> dict[str, CallGate]:
-    """The gate of every method of the callers' service, by its full name with slashes."""
-    generating = CallGate(max_streams, what="generating calls")
-    short = CallGate(_MAX_SHORT_CALLS, what="short calls")
-    names = [method.name for method in generate_pb2.DESCRIPTOR.services_by_name["GenerationService"].methods]
-    return {f"/{SERVICE_NAME}/{name}": generating if name in GENERATING else short for name in names}
+        gRPC refuses more without a reason, even to clients that keep the limit: it counts a call for some time after
+        its client has seen its end.
+        """
+        return max_streams + _MAX_REFUSED_CALLS_HARDENED if self.hardened else _MAX_TRANSPORT_CALLS
 
 
 class EdgeServer:
@@ -64,8 +59,10 @@ class EdgeServer:
     def __init__(self, parts: EdgeParts, address: EdgeAddress, *, max_streams: int) -> None:
         self._link = parts.link
         self._address = address
-        self._metrics = parts.metrics
-        self._gate = GateInterceptor(call_gates(max_streams), parts.metrics)
+        self._max_connection_calls = address.max_connection_calls(max_streams)
+        self._interceptors = port_interceptors(
+            parts, max_streams=max_streams, hardened=address.hardened, revoked=address.revoked
+        )
         self._admission = parts.admission
         self._door = parts.door
         self._servicer = GenerationServicer(parts)
@@ -87,16 +84,13 @@ class EdgeServer:
         where = self._address
         self.health_port = await self._health.start(where.host, where.health_port)
         options = ServerOptions(
-            max_concurrent_streams=_MAX_TRANSPORT_CALLS,
+            max_concurrent_streams=self._max_connection_calls,
             max_pending_calls=_MAX_TRANSPORT_CALLS,
             max_message_bytes=MAX_REFUSABLE_MESSAGE_BYTES,
             shares_port=where.shares_port,
             hardened=where.hardened,
         )
-        observers = [CallMetrics(self._metrics, SERVICE_NAME)]
-        # The gate reads the message of a unary call as a stream of one.
-        status = StatusInterceptor(observers, max_request_bytes=MAX_CALLER_MESSAGE_BYTES, check_stream=checked_calls)
-        server = build_server(options=options, interceptors=[status, AccessInterceptor(self._door.admit), self._gate])
+        server = build_server(options=options, interceptors=self._interceptors)
         generate_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
         self._health.add_to(server)
         if not where.hardened:

@@ -2,9 +2,11 @@
 
 import hashlib
 
+from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.service.model_files import ModelFolder
 from protos.wire.errors import InvalidModelFile
 from scheduler_svc.config import GrammarConfig
+from scheduler_svc.edge.model_facts import ModelFacts, model_facts
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resolve_request import check_generation_defaults
 from scheduler_svc.text.chat_template import ChatTemplate
@@ -35,9 +37,9 @@ class EdgeText:
         )
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether the model can chat."""
-        return self._template is not None
+    def facts(self) -> ModelFacts:
+        """Of the model, before the core said anything."""
+        return model_facts(self.card, CoreModel(), has_chat_template=self._template is not None)
 
     async def start(self) -> None:
         """Compile the template.

@@ -1,6 +1,7 @@
 """Every metric of an edge process, declared once. The core's are in `scheduler_svc/metrics.py`.
 
-Labels come from the schema's method names, the HTTP front's routes, gRPC's code names and the error taxonomy.
+Labels come from the schema's method names, the HTTP front's routes, gRPC's code names, the error taxonomy, and the
+classes of the file of callers, which are few.
 """
 
 from collections.abc import Iterator
@@ -26,12 +27,19 @@ class EdgeMetrics:
     http_open_calls: Gauge
     held_bytes: Gauge
     caller_held_bytes: Gauge
+    closed_connections: Counter
     first_token_seconds: Histogram
     inter_token_seconds: Histogram
     output_token_seconds: Histogram
     duration_seconds: Histogram
     prompt_tokens: Histogram
     output_tokens: Histogram
+    tenant_tokens: Counter
+
+    def tenant_used(self, tenant_class: str, *, prompt_tokens: int, output_tokens: int) -> None:
+        """A generation of a caller of that class is over."""
+        for kind, tokens in (("prompt", prompt_tokens), ("output", output_tokens)):
+            self.tenant_tokens.labels(tenant_class, kind).inc(tokens)
 
 
 class CallMetrics:
@@ -105,10 +113,21 @@ def create_edge_metrics(registry: CollectorRegistry, buckets: BucketTable = SCHE
         caller_held_bytes=Gauge(
             PREFIX + "caller_held_request_bytes", "The same of the caller with the most.", registry=registry
         ),
+        closed_connections=Counter(
+            PREFIX + "closed_connections",
+            "Connections that wasted most of their calls.",
+            registry=registry,
+        ),
         first_token_seconds=histogram("time_to_first_token_seconds", "From a request's arrival to its first chunk."),
         inter_token_seconds=histogram("inter_token_latency_seconds", "Between two chunks of a stream, by token."),
         output_token_seconds=histogram("time_per_output_token_seconds", "Mean of one request behind its first chunk."),
         duration_seconds=histogram("request_duration_seconds", "From a generation call's arrival to its end."),
         prompt_tokens=histogram("request_prompt_tokens", "Prompt tokens of admitted requests."),
         output_tokens=histogram("request_output_tokens", "Output tokens of ended requests."),
+        tenant_tokens=Counter(
+            PREFIX + "tenant_tokens",
+            "Tokens of ended requests, by the class that the file of callers names.",
+            ["tenant_class", "kind"],
+            registry=registry,
+        ),
     )

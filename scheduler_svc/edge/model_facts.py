@@ -33,6 +33,10 @@ class ModelFacts:
     is_serving: bool
     """A worker is attached now."""
 
+    def told(self, core: CoreModel) -> "ModelFacts":
+        """After the core's last word."""
+        return model_facts(self.card, core, has_chat_template=self.has_chat_template)
+
 
 def model_facts(card: ModelCard, core: CoreModel, *, has_chat_template: bool) -> ModelFacts:
     """The facts after the core's last word; an empty one before it said anything."""

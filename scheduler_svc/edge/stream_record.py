@@ -36,6 +36,12 @@ class StreamRecord:
         if self._stream.names.sample_index == 0:
             self._metrics.prompt_tokens.observe(usage.prompt_tokens)
         self._metrics.output_tokens.observe(usage.output_tokens)
+        names = self._stream.names
+        self._metrics.tenant_used(
+            names.caller.tenant_class,
+            prompt_tokens=0 if names.sample_index else usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+        )
         num_later_ids = usage.output_tokens - self._num_first_ids
         if self._first_wrote is not None and num_later_ids > 0:
             self._metrics.output_token_seconds.observe((self._last_wrote - self._first_wrote) / num_later_ids)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from protos.wire.enums import WorkerState
-from protos.wire.errors import ConnectionLost, DeviceFault, EngineError, SyncError, UnavailableError
+from protos.wire.errors import ConnectionLost, DeviceFault, Draining, EngineError, SyncError, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
 from scheduler_svc.core.events import (
@@ -147,17 +147,17 @@ class WorkerSession:
         if self._parts.recorder is not None:
             self._parts.recorder.attached(term.worker, epoch=term.epoch, term=term.term, info=term.info)
         self._parts.listener.worker_event(WorkerAttached(term.worker, term.info, term.epoch, term.term))
-        died = False
+        died, drained = False, False
         try:
             reason = await _first_reason(
                 self._converse(stream), self._follow_reports(), self._watch(), self._follow_certificates()
             )
-            died = is_death(reason)
+            died, drained = is_death(reason), isinstance(reason, Draining)
             return reason
         finally:
             metrics.set_state(None)
             metrics.set_in_flight(0)
-            self._parts.listener.worker_event(WorkerLost(term.worker, died=died))
+            self._parts.listener.worker_event(WorkerLost(term.worker, died=died, drained=drained))
             await self._calls.close()
 
     # --- the plan stream
@@ -242,6 +242,7 @@ class WorkerSession:
             return
         self._parts.counts.answered(result)
         metrics.plan_answered(rtt_s=answered.rtt_s, worker_s=worker_seconds(result.timings))
+        metrics.padded(sum(forward.padded_tokens for forward in result.forwards))
         metrics.set_in_flight(self.num_in_flight)
         if self._parts.recorder is not None:
             self._parts.recorder.result_received(self.term.worker, result)

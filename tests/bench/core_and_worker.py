@@ -20,6 +20,7 @@ from protos.client.fetch_model import fetch_model
 from protos.client.simulated_model import SIMULATED_MODEL, VOCAB_SIZE
 from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, ResolvedSampling, SubmitStream
 from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.bridge.next_tokens import next_tokens_from_message
 from scheduler_svc.bridge.parent_watch import STOP_ORDER
 from tests.bench.peers import ROOT
 from tests.support.served import free_ports, scrape, total
@@ -101,6 +102,9 @@ class StandIn:
     def _take(self, message: CoreToEdge) -> None:
         if message.HasField("model") and message.model.serving:
             self.serving.set()
+        for stream_id, _, _ in next_tokens_from_message(message.next_tokens):
+            self.tokens += 1
+            self.begun.add(stream_id)
         for update in message.updates:
             self.tokens += len(update.token_ids) // 4
             if update.HasField("error"):

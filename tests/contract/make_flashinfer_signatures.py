@@ -16,9 +16,11 @@ CALLS = {
     "BatchPrefillWithPagedKVCacheWrapper.__init__": "prefill.py",
     "BatchPrefillWithPagedKVCacheWrapper.plan": "prefill.py",
     "BatchPrefillWithPagedKVCacheWrapper.run": "prefill.py",
+    "BatchPrefillWithPagedKVCacheWrapper.reset_workspace_buffer": "prefill.py",
     "BatchDecodeWithPagedKVCacheWrapper.__init__": "decode.py",
     "BatchDecodeWithPagedKVCacheWrapper.plan": "decode.py",
     "BatchDecodeWithPagedKVCacheWrapper.run": "decode.py",
+    "BatchDecodeWithPagedKVCacheWrapper.reset_workspace_buffer": "decode.py",
 }
 HIDDEN = {"BatchDecodeWithPagedKVCacheWrapper.plan": "_plan_impl"}
 """Methods that take `**kwargs` and hand them on: the one that names them."""

@@ -70,6 +70,8 @@ MISTAKES = [
     ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.type", "cpu"),  # 15
     ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.metadata.query", "forwardplane_scheduler_epoch"),
     ("one_hand_scales", spec("ScaledObject", WORKER), "fallback", REMOVE),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "triggers.0.metadata.activationThreshold", REMOVE),
+    ("one_hand_scales", spec("ScaledObject", WORKER), "minReplicaCount", 0),
     ("one_hand_scales", spec("ScaledObject", WORKER), "cooldownPeriod", 300),
     ("volumes_are_what_they_must_be", pod(WORKER), "volumes.1", {"name": "cache", "persistentVolumeClaim": {}}),  # 18
     ("volumes_are_what_they_must_be", container(WORKER), "volumeMounts.3.mountPath", "/shm"),  # 19

@@ -1,5 +1,6 @@
 """The two distributions, built, installed into an empty environment, and used there: a simulated model is served."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from k8s import wheels
+from kernels.build import LIBRARY, OLD_GLIBC_PLATFORM
 from tests.support.served import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -59,6 +61,20 @@ def test_each_holds_its_data_files(built):
     ):
         with zipfile.ZipFile(built[name]) as archive:
             assert set(wanted) <= set(archive.namelist())
+
+
+def test_a_library_that_ships_needs_no_newer_glibc_than_the_wheels_name_says(built, tmp_path):
+    platform = built["forwardplane_worker"].stem.rpartition("-")[2]
+    with zipfile.ZipFile(built["forwardplane_worker"]) as archive:
+        library = archive.extract(f"kernels/lib/{LIBRARY}", tmp_path)
+    needed = {tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", Path(library).read_bytes())}
+
+    assert needed
+    if importlib.util.find_spec("ziglang") is None:
+        assert platform == "linux_x86_64"
+    else:
+        assert platform == OLD_GLIBC_PLATFORM
+        assert max(needed) <= (2, 17)
 
 
 def test_a_scheduler_is_installed_without_torch_and_without_a_worker(environment):

@@ -10,9 +10,12 @@ import grpc
 import pytest
 
 from protos.forwardplane.v1 import generate_pb2
+from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.access import METHOD_ROLES, Role
 from protos.service.channel import caller_channel
 from protos.service.credentials import server_credentials
+from protos.service.revocation import RevocationList
+from protos.service.revoked_peers import RevokedPeers
 from protos.service.tls_files import TlsFolder
 from scheduler_svc.edge.caller_book import CallerBook
 from scheduler_svc.edge.caller_door import KnownCallers
@@ -205,6 +208,35 @@ async def test_callers_certificates_name_them_at_both_doors_and_are_renewed(tmp_
             assert (await served_http(edge, None, trusted=folder))[0] is None
         (first, *_) = edge.core.submits
         assert first.share_domain
+
+
+async def test_s2_a_revoked_caller_is_cut_off_at_both_doors_and_another_is_not(tmp_path):
+    authority = Authority.new()
+    folder, alice, bob = (authority.role(tmp_path, role) for role in ("edge", "caller/alice", "caller/bob"))
+    authority.revoke(folder / "ca.crl")
+    files = TlsFolder(folder, needs_authority=True)
+    secured = {
+        "known": KnownCallers(certificate_domain="forwardplane"),
+        "credentials": server_credentials(files, needs_client=True),
+        "http_tls": http_context(files, folder, needs_client=True),
+        "revoked": RevokedPeers(RevocationList(files)),
+    }
+    long = request()
+    long.stop.max_tokens = 100
+    async with running_edge(tmp_path, http_limits={}, step_s=0.1, **secured) as edge:
+        target = f"localhost:{edge.server.port}"
+        async with caller_channel(target, security_of(alice)) as hers, caller_channel(target, security_of(bob)) as his:
+            ended, goes_on = (GenerationServiceStub(channel).Generate(long, timeout=60) for channel in (hers, his))
+            await asyncio.gather(ended.read(), goes_on.read())
+            assert (await served_http(edge, alice))[0] == 200
+            authority.revoke(folder / "ca.crl", alice)
+            assert await refused(rest_of(ended)) == "UNAUTHENTICATED"
+            again = GenerationServiceStub(hers).GetModel(generate_pb2.GetModelRequest(), timeout=5)
+            assert await refused(again) == "UNAUTHENTICATED"
+            assert (await served_http(edge, alice))[0] == 401
+            assert (await served_http(edge, bob))[0] == 200
+            assert await goes_on.read() is not grpc.aio.EOF
+            goes_on.cancel()
 
 
 async def served_grpc(edge, folder):

@@ -1,6 +1,7 @@
 """S3, S15, S17: attacks on the callers' port of a real edge process, beside which a well-behaved client goes on."""
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -16,12 +17,17 @@ from protos.wire.errors import EngineError
 from tests.support.attacked_edge import Edge, attacked_edge, wait_for
 from tests.support.grpc_attacks import GENERATE, GENERATE_ONCE, UNFINISHED_FRAME, drip
 from tests.support.http2_frames import (
+    CONTINUATION,
+    DATA,
     ENHANCE_YOUR_CALM,
     GOAWAY,
     HEADERS,
     PING,
     PREFACE,
+    PRIORITY,
+    RST_STREAM,
     SETTINGS,
+    WINDOW_UPDATE,
     frame,
     frames_until_closed,
     opened,
@@ -140,6 +146,19 @@ def test_s17_rapid_reset_of_thousands_of_calls(edge):
     assert resets > 500
 
 
+def test_s17_a_connection_that_wastes_its_calls_is_closed_and_another_is_not(edge):
+    """Both come from the same address."""
+    request = pb.GenerateRequest(text="abc").SerializeToString()
+    before, end = edge.closed_connections, time.monotonic() + 20
+    with well_behaved(edge) as good, edge.channel() as channel:
+        method = channel.unary_stream(GENERATE)
+        while edge.closed_connections == before and time.monotonic() < end:
+            for _ in range(50):
+                method(request, timeout=20).cancel()
+        assert edge.closed_connections > before
+        assert good.problems == []
+
+
 def test_s15_slow_frames_and_half_open_connections_hold_nobody_up(edge):
     """100 connections each that never say a word, stop within a frame's head, or never finish their headers."""
     begun = (
@@ -152,6 +171,40 @@ def test_s15_slow_frames_and_half_open_connections_hold_nobody_up(edge):
         for _ in range(5):
             drip(connections[100:])
             time.sleep(0.1)
+
+
+OPEN_HEADERS = frame(HEADERS, b"\x82", stream=1)
+FLOODS = {
+    "settings": frame(SETTINGS, b"\0\4\0\0\xff\xff"),
+    "empty data": OPEN_HEADERS + frame(DATA, stream=1),
+    "priorities": frame(PRIORITY, b"\0\0\0\0\x10", stream=3),
+    "continuations": frame(CONTINUATION, b"\x40\1a" + b"\x7f" * 100, stream=1),
+    "empty continuations": frame(CONTINUATION, stream=1),
+    "resets of nothing": frame(RST_STREAM, bytes(4), stream=5),
+    "window updates": frame(WINDOW_UPDATE, b"\x7f\xff\xff\xff"),
+    "frames of no kind": frame(0x7B, b"x" * 64),
+    "a frame without an end": b"\xff\xff\xff" + bytes(6),
+}
+
+
+def send_what_fits(connection, content):
+    """Whether or not it is still open."""
+    connection.settimeout(0.01)
+    with contextlib.suppress(OSError):
+        connection.send(content)
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_s17_a_flood_of_frames_holds_nobody_up(edge, name):
+    """Behind headers that never end, where the kind of frame belongs there."""
+    begun = PREFACE + frame(SETTINGS) + (OPEN_HEADERS if "continuations" in name else b"")
+    with well_behaved(edge), contextlib.ExitStack() as held:
+        connections = [held.enter_context(opened(edge.port, sends=begun)) for _ in range(4)]
+        end = time.monotonic() + 0.5
+        for connection in itertools.cycle(connections):
+            send_what_fits(connection, FLOODS[name] * 200)
+            if time.monotonic() > end:
+                break
 
 
 def test_s15_a_client_that_pings_too_often_is_sent_away(edge):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from protos.service.config import EX_CONFIG
 from protos.service.lifecycle import ExitCode
 from scheduler_svc.bridge.parent_watch import STOP_ORDER
+from tests.support.certificates import Authority
 from tests.support.core_harness import small_info
 from tests.support.core_process import LIMIT_S, ROOT, CoreProcess, write_model_folder
 from tests.support.fake_api_server import FakeApiServer, endpoint_slice
@@ -102,6 +103,17 @@ async def test_an_unreachable_api_server_is_waited_for_and_scrapes_are_answered(
             api.status = None
             await until(lambda: _holds(api.config_maps["epoch"]["metadata"]["annotations"] is not None))
             assert api.annotation("epoch") == "1"
+
+
+async def test_an_expired_certificate_ends_the_start_with_its_name(tmp_path):
+    folder = Authority.new().role(tmp_path, "scheduler", valid_s=-1.0, begins_s=-9.0)
+    worker = FakeWorkerServer(small_info(num_pages=257))
+    async with FakeApiServer() as api:
+        api.add_config_map("epoch")
+        async with core_in_cluster(tmp_path, api, worker, "--tls-dir", str(folder)) as core:
+            assert await core.ended() == ExitCode.BAD_INPUT
+            assert b"tls.crt is not valid now" in core.log
+        assert api.config_maps["epoch"]["metadata"]["annotations"] is None, "no epoch is spent on it"
 
 
 async def _holds(value):

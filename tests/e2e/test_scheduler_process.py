@@ -11,6 +11,7 @@ from protos.forwardplane.v1.bridge_pb2 import CancelStream, ResolvedSampling, Su
 from protos.forwardplane.v1.sampling_pb2 import FINISH_REASON_LENGTH
 from protos.service.lifecycle import ExitCode
 from scheduler_svc.bridge.client import BridgeClient
+from scheduler_svc.bridge.next_tokens import next_tokens_from_message
 from scheduler_svc.bridge.parent_watch import STOP_ORDER
 from tests.support.core_harness import make_spec, oracle, small_info
 from tests.support.core_process import LIMIT_S, CoreProcess, write_model_folder
@@ -38,6 +39,10 @@ class Edge:
             self.models.append(message.model)
         if message.HasField("load"):
             self.loads.append(message.load)
+        for stream_id, position, token in next_tokens_from_message(message.next_tokens):
+            tokens = self.tokens.setdefault(stream_id, [])
+            assert position == len(tokens)
+            tokens.append(token)
         for update in message.updates:
             tokens = self.tokens.setdefault(update.stream_id, [])
             assert not update.token_ids or update.first_pos == len(tokens)

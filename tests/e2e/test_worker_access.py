@@ -24,9 +24,9 @@ METHODS = sorted(METHOD_ROLES)
 
 
 @contextlib.asynccontextmanager
-async def worker_port(folder, *, hardened=False):
+async def worker_port(folder, **options):
     server = ServerConfig(port=0, health_port=0)
-    listeners = Listeners(server, ObservabilityConfig(metrics_port=0), TlsConfig(tls_dir=folder, hardened=hardened))
+    listeners = Listeners(server, ObservabilityConfig(metrics_port=0), TlsConfig(tls_dir=folder, **options))
     service = WorkerService(lambda: FakeExecutor(make_info()), listeners, server)
     async with running_service(service):
         yield service.listeners.port
@@ -111,6 +111,31 @@ async def test_the_scheduler_reaches_every_method_and_nothing_that_is_not_in_the
     assert not REFUSED & {code for method, code in codes.items() if Role.SCHEDULER in METHOD_ROLES.get(method, ())}
     absent = {code for method, code in codes.items() if Role.SCHEDULER not in METHOD_ROLES.get(method, ())}
     assert absent == {grpc.StatusCode.UNIMPLEMENTED}
+
+
+async def test_s2_a_revoked_scheduler_is_cut_off_on_the_connection_it_has_and_another_is_not(authority, tmp_path):
+    revoked, other = (authority.write(tmp_path / name, uris=("spiffe://forwardplane/scheduler",)) for name in "ab")
+    worker = authority.role(tmp_path, "worker")
+    watch, check = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(worker_port(worker))
+        channels, calls = [], []
+        for folder in (revoked, other):
+            channel = plan_channel(f"127.0.0.1:{port}", security_of(folder, server_name=WORKER))
+            stack.push_async_callback(channel.close)
+            channels.append(channel)
+            calls.append(channel.unary_stream(watch)(b"", timeout=60))
+            await calls[-1].read()
+
+        authority.revoke(worker / "ca.crl", revoked)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await calls[0].read()
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "revoked" in ended.value.details()
+        assert await code_of(channels[0], check) is grpc.StatusCode.UNAUTHENTICATED
+        assert await code_of(channels[0], "/forwardplane.v1.WorkerService/Attach") is grpc.StatusCode.UNAUTHENTICATED
+        assert await channels[1].unary_unary(check)(b"", timeout=WAIT_S)
+        assert not calls[1].done()
 
 
 async def test_hardened_has_no_reflection(authority, tmp_path):

@@ -59,7 +59,7 @@ TestMemory.settings = settings(max_examples=100, stateful_step_count=40, deadlin
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_a_long_random_walk_keeps_memory_and_model_in_agreement(page_size, window):
+def test_a_long_random_walk_keeps_memory_and_model_in_agreement_and_both_pools_balance(page_size, window):
     rng = random.Random(page_size * 100 + (window or 0))
     walk = MemoryWalk(page_size=page_size, pages=24, window=window)
     while walk.steps < STEPS:

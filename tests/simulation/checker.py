@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protos.wire.enums import FinishReason
-from protos.wire.errors import DeadlinePassed
+from protos.wire.errors import DeadlinePassed, EngineError, ProtocolMismatch, UnavailableError
 from protos.wire.plan import ForwardPlan
 from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.events import RequestFinished, RequestRefused, RequestSpec, TokensReleased
@@ -185,6 +185,11 @@ class Checker:
 
     def attach_asked(self, worker: "SimWorker", asked: AttachCall) -> None:
         self.counts["attaches"] += 1
+
+    def attach_refused(self, answer: WorkerInfo | EngineError) -> None:
+        """What a scheduler of another protocol was told."""
+        require(isinstance(answer, ProtocolMismatch | UnavailableError), "I25 a protocol of its own", answer=answer)
+        self.counts["strangers refused"] += 1
 
     def bad_row(self, plan: ForwardPlan, row: int) -> None:
         """The device spoils a row."""

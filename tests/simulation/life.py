@@ -86,6 +86,8 @@ class Life:
     def run(self) -> Checker:
         self.time.after(0.05, self._ask_more)
         self.time.after(self.random.uniform(*self.mix.pause_s), self._next_fault)
+        for worker in self._workers.values():
+            worker.after(SAFETY_S / 2, worker.meet_stranger)
         self.time.run(SAFETY_S)
         self._stop_faults()
         self.time.run(SAFETY_S + LIVENESS_S, is_over=lambda: self._open_callers == 0)

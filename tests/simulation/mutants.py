@@ -25,9 +25,10 @@ ORDER = "worker_svc.protocol.plan_order:PlanOrder."
 EXCHANGE = "scheduler_svc.links.exchange:PlanExchange."
 LIVENESS = "scheduler_svc.links.liveness:Liveness."
 RESULTS = "scheduler_svc.core.results:"
-LINK_TESTS = "tests/unit/links"
+EXCHANGE_TESTS = "tests/unit/links/test_exchange.py"
+LIVENESS_TESTS = "tests/unit/links/test_liveness.py"
 PROTOCOL_TESTS = "tests/unit/protocol"
-CORE_TESTS = "tests/unit/core"
+CORE_TESTS = "tests/unit/core/test_core_"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,14 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "any protocol may attach",
+        "worker_svc.protocol.attachment:Attachment.refusal",
+        "asked.protocol_min > PROTOCOL_MAX or asked.protocol_max < PROTOCOL_MIN",
+        "False",
+        seed=0,
+        tests=PROTOCOL_TESTS,
+    ),
     Mutant(
         "a lower pair may attach",
         "worker_svc.protocol.attachment:Attachment.refusal",
@@ -123,26 +132,31 @@ MUTANTS = (
         EXCHANGE + "take",
         " or not self._is_current(result)",
         "",
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
-    Mutant("repeated results count at the link", EXCHANGE + "take", " or seq < due", "", tests=LINK_TESTS),
+    Mutant("repeated results count at the link", EXCHANGE + "take", " or seq < due", "", tests=EXCHANGE_TESTS),
     Mutant(
         "a new stream carries nothing",
         EXCHANGE + "opened",
         "return self._unanswered.all_again()",
         "return []",
         seed=6,
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
-        "streams are never opened again", EXCHANGE + "broke", "not may_reopen(error)", "True", seed=2, tests=LINK_TESTS
+        "streams are never opened again",
+        EXCHANGE + "broke",
+        "not may_reopen(error)",
+        "True",
+        seed=2,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "fruitless streams without end",
         EXCHANGE + "broke",
         "self._fruitless > MAX_FRUITLESS_STREAMS",
         "False",
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "one stream number",
@@ -150,21 +164,21 @@ MUTANTS = (
         "self._stream_number += 1",
         "self._stream_number = 1",
         seed=2,
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "a restart goes unnoticed",
         EXCHANGE + "reported",
         "report.incarnation != self.term.info.incarnation",
         "False",
-        tests=LINK_TESTS,
+        tests=EXCHANGE_TESTS,
     ),
     Mutant(
         "a silent worker lives",
         LIVENESS + "verdict",
         "now - self._reported_at >= self._limits.report_lost_s",
         "False",
-        tests=LINK_TESTS,
+        tests=LIVENESS_TESTS,
     ),
     Mutant(
         "a hung device lives",
@@ -172,17 +186,21 @@ MUTANTS = (
         "now - self._progress_at >= self._allowance_s()",
         "False",
         seed=2,
-        tests=LINK_TESTS,
+        tests=LIVENESS_TESTS,
     ),
     Mutant(
-        "rows of old attempts count", RESULTS + "consume", "request.attempt != row.attempt", "False", tests=CORE_TESTS
+        "rows of old attempts count",
+        RESULTS + "consume",
+        "request.attempt != row.attempt",
+        "False",
+        tests=CORE_TESTS + "batching.py",
     ),
     Mutant(
         "results of any term count",
         RESULTS + "_is_next",
         "(identity.epoch, identity.term, identity.incarnation) != expected or ",
         "",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "results.py",
     ),
     Mutant(
         "attempts are not raised",
@@ -190,24 +208,36 @@ MUTANTS = (
         "self.attempt += 1",
         "pass",
         seed=10,
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "scheduler.py",
     ),
-    Mutant("bad pages stay cached", RESULTS + "_retry_row", "distrust(state, request)", "pass", tests=CORE_TESTS),
+    Mutant(
+        "bad pages stay cached",
+        RESULTS + "_retry_row",
+        "distrust(state, request)",
+        "pass",
+        tests=CORE_TESTS + "prefix_cache.py",
+    ),
     Mutant(
         "bad numbers stay where they were",
         "scheduler_svc.core.placement:_Pass._suiting",
         "desk.worker.name != request.trouble.avoids",
         "True",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "quarantine.py",
     ),
-    Mutant("everybody is poison", "scheduler_svc.core.strikes:strike", "len(requests) == 1 and ", "", tests=CORE_TESTS),
+    Mutant(
+        "everybody is poison",
+        "scheduler_svc.core.strikes:strike",
+        "len(requests) == 1 and ",
+        "",
+        tests=CORE_TESTS + "strikes.py",
+    ),
     Mutant(
         "struck requests in company",
         "scheduler_svc.core.batching:_next_apart",
         "if worker.in_flight:",
         "if False:",
         seed=4,
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "strikes.py",
     ),
     Mutant(
         "pages are not given back",
@@ -215,14 +245,14 @@ MUTANTS = (
         "worker.memory.release(holding)",
         "pass",
         seed=0,
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "scheduler.py",
     ),
     Mutant(
         "one death is enough",
         "scheduler_svc.core.strikes:strike",
         "trouble.strikes >= _STRIKES_BEFORE_POISON",
         "True",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "strikes.py",
     ),
     Mutant(
         "checksums do not count",
@@ -236,7 +266,7 @@ MUTANTS = (
         "scheduler_svc.core.scheduler:_end_expired",
         "deadline <= state.now",
         "False",
-        tests=CORE_TESTS,
+        tests=CORE_TESTS + "scheduler.py",
     ),
 )
 

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from tests.simulation.campaign import BREAKS, CampaignReport, run_seed
-from tests.simulation.mutants import MUTANTS, notices
+from tests.simulation.mutants import MUTANTS, notices, switched_off
+from tests.support.code_measures import ROOT
 
 SEEDS = 100
 MORE_SEEDS = 12
@@ -36,3 +37,10 @@ def test_the_same_seed_gives_the_same_run(seed):
 )
 def test_a_guard_that_is_off_is_noticed(mutant):
     assert any(notices(mutant, seed) for seed in range(mutant.seed, mutant.seed + MORE_SEEDS))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_each_mutant_finds_its_guard_and_somebody_to_notice(mutant):
+    with switched_off(mutant):
+        pass
+    assert mutant.seed is not None or list(ROOT.glob(mutant.tests))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from protos.forwardplane.v1.worker_pb2 import PlanMessage
 from protos.wire.enums import RowFailure
 from protos.wire.errors import EngineError
+from protos.wire.limits import PROTOCOL_MAX
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanTimings
 from protos.wire.worker_info import WorkerInfo
@@ -113,6 +114,12 @@ class SimWorker(Process):
     def close_stream(self, key: int) -> None:
         self._streams.pop(key, None)
         self._carry_out(self._protocol.stream_closed(key))
+
+    def meet_stranger(self) -> None:
+        """A scheduler of a later protocol asks, whose epoch is above all others."""
+        later = PROTOCOL_MAX + 1
+        asked = AttachCall(epoch=1 << 40, term=1, protocol_min=later, protocol_max=later, scheduler_name="stranger")
+        self.attach(asked, self._checker.attach_refused)
 
     # --- life
 

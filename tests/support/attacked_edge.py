@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.tiny_folder import edge_command, tiny_folder
 @dataclass
 class Edge:
     port: int
+    metrics_port: int
     process: psutil.Process
     rss: int
     descriptors: int
@@ -29,6 +31,14 @@ class Edge:
     @property
     def target(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def closed_connections(self) -> int:
+        """Since they wasted their calls."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        prefix = "forwardplane_scheduler_closed_connections_total "
+        return int(float(next(line for line in lines if line.startswith(prefix)).removeprefix(prefix)))
 
     def channel(self, **options: object) -> grpc.Channel:
         return channel(self.port, **options)
@@ -38,18 +48,18 @@ class Edge:
 def attacked_edge(folder: Path, *, log_level: str) -> Iterator[Edge]:
     """An edge that has answered; at the end it must still run, and stop in order."""
     model = tiny_folder(folder / "model")
-    (port,) = free_ports(1)
+    port, metrics_port = free_ports(2)
     core = subprocess.Popen([sys.executable, "-m", "tests.support.fake_core_process", folder / "core.sock", "0.001"])
     while not (folder / "core.sock").exists():
         time.sleep(0.01)
-    flags = ("--port", str(port), "--edge-metrics-port", "0", "--log-level", log_level, "--hardened")
+    flags = ("--port", str(port), "--edge-metrics-port", str(metrics_port), "--log-level", log_level, "--hardened")
     process = subprocess.Popen(edge_command(folder, model, *flags))
     try:
         with GenerationClient(f"127.0.0.1:{port}") as client:
             wait_for(lambda: client.generate(["abc"], GenerateOptions(max_tokens=2)))
             client.generate(["abc"] * 8, GenerateOptions(max_tokens=2))
         seen = psutil.Process(process.pid)
-        yield Edge(port, seen, seen.memory_info().rss, seen.num_fds())
+        yield Edge(port, metrics_port, seen, seen.memory_info().rss, seen.num_fds())
         assert process.poll() is None
     finally:
         process.terminate()

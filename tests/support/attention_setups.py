@@ -11,7 +11,7 @@ from kernels.native import ThreadPool
 from tests.support.attention_cases import Heads, make_pool
 from tests.support.fake_flashinfer import FAKE_FLASHINFER
 from worker_svc.attention.base import AttentionBackend
-from worker_svc.attention.flashinfer_backend import FlashInfer
+from worker_svc.attention.flashinfer_wrappers import FlashInfer
 from worker_svc.attention.machine import attention_machine
 from worker_svc.attention.registry import AttentionTools, attention_pair
 from worker_svc.kv.kv_order import KVOrder

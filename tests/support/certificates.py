@@ -66,6 +66,24 @@ class Authority:
         uris = (f"spiffe://{DOMAIN}/{role}",)
         return self.write(parent / role.replace("/", "-"), **({"uris": uris, "names": names} | choices))
 
+    def revoke(
+        self, path: Path, *folders: Path, valid_s: float = 3600.0, key: ec.EllipticCurvePrivateKey | None = None
+    ) -> Path:
+        """A list of the certificates in those folders; signed by another `key` it is nobody's."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now - datetime.timedelta(seconds=3600))
+            .next_update(now + datetime.timedelta(seconds=valid_s))
+        )
+        for folder in folders:
+            taken = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+            entry = x509.RevokedCertificateBuilder().serial_number(taken.serial_number).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(entry)
+        replace(path, builder.sign(key or self.key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        return path
+
 
 def replace(path: Path, content: bytes) -> None:
     """In one step, as Kubernetes does it."""

@@ -10,9 +10,11 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 
+from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.forwardplane.v1.generate_pb2_grpc import GenerationServiceStub
 from protos.service.channel import caller_channel
 from protos.service.model_files import GenerationDefaults, ModelCard
+from protos.service.revoked_peers import NOBODY_REVOKED, RevokedPeers
 from protos.service.tracing import Tracing
 from protos.wire.enums import HiddenMode
 from scheduler_svc.bridge.client import BridgeClient
@@ -24,6 +26,7 @@ from scheduler_svc.edge.edge_parts import EdgeParts
 from scheduler_svc.edge.edge_server import EdgeAddress, EdgeServer
 from scheduler_svc.edge.http_front.http_server import HttpAddress, HttpLimits, HttpServer
 from scheduler_svc.edge.metrics import create_edge_metrics
+from scheduler_svc.edge.model_facts import model_facts
 from scheduler_svc.edge.prompt_encoder import PromptEncoder
 from scheduler_svc.edge.resume_tickets import TicketDesk
 from scheduler_svc.edge.resuming import ResumeDesk
@@ -85,6 +88,7 @@ async def running_edge(
     known: KnownCallers = EVERYBODY,
     credentials: grpc.ServerCredentials | None = None,
     http_tls: ssl.SSLContext | None = None,
+    revoked: RevokedPeers = NOBODY_REVOKED,
     first_token_id: int | None = None,
     tracing: Tracing | None = None,
     **core_options: object,
@@ -93,24 +97,24 @@ async def running_edge(
     core = real_core or FakeCore(folder / "core.sock", **core_options)
     await core.start()
     tokenizer = text_tokenizer(folder)
-    (eos_id,) = tokenizer.encode(EOS)
-    begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
+    eos_id = tokenizer.encode(EOS)[0]
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
     encoder = PromptEncoder(tokenizer, template=chat, first_token_id=first_token_id, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
     await bridge.connect(timeout_s=5)
+    begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
     card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
-    chats = template is not None
-    link = CoreLink(bridge, card, has_chat_template=chats, max_streams=max_streams, reader_limits=reader_limits)
+    facts = model_facts(card, CoreModel(), has_chat_template=chat is not None)
+    link = CoreLink(bridge, facts, max_streams=max_streams, reader_limits=reader_limits)
     registry = CollectorRegistry()
     resuming = ResumeDesk(tickets)
     admission = Admission(link, tokenizer, encoder, resuming=resuming, max_hidden_mode=max_hidden_mode)
-    parts = _parts(
-        link, admission, tokenizer, encoder, registry, known=known, traces=CallTraces(tracing, model=card.name)
-    )
-    address = EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials)
+    traces = CallTraces(tracing, model=card.name)
+    parts = _parts(link, admission, tokenizer, encoder, registry, known=known, traces=traces)
+    address = EdgeAddress(host="127.0.0.1", port=0, health_port=0, credentials=credentials, revoked=revoked)
     server = EdgeServer(parts, address, max_streams=max_streams)
-    http = HttpServer(parts, HttpAddress(host="127.0.0.1", port=0, tls=http_tls), HttpLimits(**(http_limits or {})))
+    front = HttpAddress(host="127.0.0.1", port=0, tls=http_tls, kept_out=revoked.kept_out)
+    http = HttpServer(parts, front, HttpLimits(**(http_limits or {})))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(core.stop)
         stack.push_async_callback(bridge.close)

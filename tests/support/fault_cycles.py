@@ -14,8 +14,11 @@ from protos.client.messages import GenerateOptions, TokenIds
 from protos.wire.enums import WorkerState
 from protos.wire.errors import EngineError
 from protos.wire.simulated_tokens import SimulatedVocabulary, TokenDraw, expected_tokens
+from tests.support.busy_processors import busy_processors
 from tests.support.net_spaces import CALLERS
 from tests.support.scheduler_kill import supervised
+from tests.support.served import losses
+from tests.support.small_disk import fill
 from tests.support.stream_check import StreamCheck, require
 from tests.support.struck_group import SCHEDULER, StruckGroup, Ways, worker_end
 from tests.support.struck_worker import BLOCK, BLOCKED_S, HOLD, POISON
@@ -44,6 +47,7 @@ class Strike(StrEnum):
     SCHEDULER = "scheduler killed"
     POISON = "a row that kills any worker"
     ROLLING = "workers replaced one by one"
+    BUSY = "processors wanted twice over by others"
     DELAY = "link slow"
     STALL = "link stands still for a moment"
     HALF_OPEN = "link half open until it is given up"
@@ -52,19 +56,23 @@ class Strike(StrEnum):
     RESET = "connections of a link broken"
     BLACKHOLE = "blackhole routes around a worker, to the end"
     CALLERS_CUT = "blackhole routes around callers"
+    FULL_DISK = "disk full, and a worker killed"
 
 
 _ON_LINKS = (Strike.DELAY, Strike.STALL, Strike.HALF_OPEN, Strike.PARTITION, Strike.CORRUPT, Strike.RESET)
 _ON_ROUTES = (Strike.BLACKHOLE, Strike.CALLERS_CUT)
 STRIKES = {
-    Ways.DIRECT: tuple(strike for strike in Strike if strike not in (*_ON_LINKS, *_ON_ROUTES)),
+    Ways.DIRECT: tuple(strike for strike in Strike if strike not in (*_ON_LINKS, *_ON_ROUTES, Strike.FULL_DISK)),
     Ways.PROXIES: _ON_LINKS,
     Ways.SPACES: _ON_ROUTES,
+    Ways.SMALL_DISK: (Strike.FULL_DISK,),
 }
 """By what they need between the processes."""
 _STOPPED_S = {Strike.STOP_SHORT: 0.4, Strike.STOP_LONG: 4.5}
 _CUT_S = 4.5
 _SIGNALS = {Strike.BLOCKED_LOOP: BLOCK, Strike.HELD_INTERPRETER: HOLD}
+_ON_WORKERS = (*_STOPPED_S, *_SIGNALS, Strike.KILL, Strike.KILL_TWO, Strike.FULL_DISK)
+_BUSY_TIMES = 2
 _BOTH = frozenset(Way)
 _STALLS = {
     Strike.STALL: (_BOTH, 0.4),
@@ -178,17 +186,13 @@ class FaultCycles:
     # --- strikes
 
     async def _strike(self, client: AsyncGenerationClient, strike: Strike, streams: "list[asyncio.Task[None]]") -> None:
-        workers = self._server.group.pids()[: self._workers]
         victim = self._random.randrange(self._workers)
         if strike in STRIKES[Ways.PROXIES]:
             await self._strike_link(strike, self._struck.proxies[victim])
         elif strike in STRIKES[Ways.SPACES]:
             await self._strike_routes(strike, victim, streams)
-        elif strike in _STOPPED_S:
-            await _stop(workers[victim], _STOPPED_S[strike])
-        elif strike in _SIGNALS:
-            os.kill(workers[victim], _SIGNALS[strike])
-            await asyncio.sleep(BLOCKED_S)
+        elif strike in _ON_WORKERS:
+            await self._strike_workers(strike)
         elif strike is Strike.VANISH:
             for stream in self._random.sample(streams, len(streams) // 2):
                 stream.cancel()
@@ -199,9 +203,31 @@ class FaultCycles:
                 await self._replace(number)
         elif strike is Strike.SCHEDULER:
             os.kill(self._server.group.pids()[-1], signal.SIGKILL)
-        elif strike is not Strike.SLOW:
-            for pid in self._random.sample(workers, 2 if strike is Strike.KILL_TWO else 1):
+        elif strike is Strike.BUSY:
+            await self._disturb(streams)
+
+    async def _strike_workers(self, strike: Strike) -> None:
+        if strike is Strike.FULL_DISK:
+            assert self._struck.disk is not None
+            fill(self._struck.disk)
+        workers = self._server.group.pids()[: self._workers]
+        victims = self._random.sample(workers, 2 if strike is Strike.KILL_TWO else 1)
+        if strike in _STOPPED_S:
+            await _stop(victims[0], _STOPPED_S[strike])
+        elif strike in _SIGNALS:
+            os.kill(victims[0], _SIGNALS[strike])
+            await asyncio.sleep(BLOCKED_S)
+        else:
+            for pid in victims:
                 os.kill(pid, signal.SIGKILL)
+
+    async def _disturb(self, streams: "list[asyncio.Task[None]]") -> None:
+        """Others want the processors; a worker that is slow for it is not given up."""
+        before = await asyncio.to_thread(losses, self._server)
+        with busy_processors(_BUSY_TIMES):
+            await asyncio.wait(streams)
+        lost = await asyncio.to_thread(losses, self._server) - before
+        require(not lost, "I2 a healthy worker is given up", times=lost)
 
     async def _strike_link(self, strike: Strike, proxy: TcpProxy) -> None:
         weather = proxy.weather

@@ -1,19 +1,22 @@
 """Drives a ModelRunner by hand-made batches: sequences of known ids, computed in any chunks, beside any others."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from protos.service.model_files import ModelFolder
 from protos.wire.enums import ForwardMode, GraphRefusal
-from worker_svc.attention.registry import attention_backend
+from worker_svc.attention.flashinfer_wrappers import FlashInfer
+from worker_svc.attention.registry import AttentionTools, attention_backend
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.page_group import PageGroup
 from worker_svc.batch.row_groups import ExtendGroup
 from worker_svc.forward_context import ForwardContext
 from worker_svc.kv.index_translator import IndexTranslator
+from worker_svc.kv.kv_order import KVOrder
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 from worker_svc.model_runner import ModelRunner, RunnerOutput
 from worker_svc.models.pool_geometries import pool_geometries
@@ -108,6 +111,17 @@ def _page_group(rows: Sequence[Row], seq_lens, tokens, translator: IndexTranslat
     )
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """A batch, or a part of one, with all its tensors on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(moved(part, device) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: moved(getattr(value, each.name), device) for each in fields(value)})
+    return value
+
+
 class ForwardDriver:
     """A loaded model on pools of its own. Pages are handed out in random order and come back dirty.
 
@@ -122,15 +136,25 @@ class ForwardDriver:
         dtype: str = "float32",
         num_pages: int = 256,
         page_size: int = 16,
+        attention: str | None = None,
+        order: KVOrder = KVOrder.HEADS,
+        flashinfer: FlashInfer | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        strategy = numerics_by_name(numerics, dtype=DTYPES[dtype], device=CPU)
-        self.loaded = ModelSource(folder).load(numerics=strategy, dtype=DTYPES[dtype], device=CPU)
-        geometries = pool_geometries(self.loaded.config, num_pages=num_pages, page_size=page_size, dtype=DTYPES[dtype])
-        self.pools = tuple(TokenToKVPool(geometry, device=CPU) for geometry in geometries)
+        """`attention`: another back-end than that of the numerics, on pools of `order`."""
+        self.device = device
+        strategy = numerics_by_name(numerics, dtype=DTYPES[dtype], device=device)
+        self.loaded = ModelSource(folder).load(numerics=strategy, dtype=DTYPES[dtype], device=device)
+        geometries = pool_geometries(
+            self.loaded.config, num_pages=num_pages, page_size=page_size, dtype=DTYPES[dtype], order=order
+        )
+        self.pools = tuple(TokenToKVPool(geometry, device=device) for geometry in geometries)
         self.pool = self.pools[0]
         self.translator = IndexTranslator(self.pools)
         self.runner = ModelRunner(self.loaded.model)
-        self.context = ForwardContext(*(attention_backend(strategy.attention, pool) for pool in self.pools))
+        tools = AttentionTools(num_q_heads=self.loaded.config.num_q_heads, dtype=DTYPES[dtype], flashinfer=flashinfer)
+        name = attention or strategy.attention
+        self.context = ForwardContext(*(attention_backend(name, pool, tools) for pool in self.pools))
         self.release_all()
         self.poison(0.5)
 
@@ -171,14 +195,19 @@ class ForwardDriver:
         self._free[1] = [*given_up, *self._free[1]]
         row.window_pages += self._take(1, max(0, end - len(row.window_pages)))
 
+    def hold_pages(self, rows: Sequence[Row], lens: Sequence[int]) -> None:
+        """Move every row's window to the next `lens[i]` ids, where there is a window sub-pool."""
+        if len(self.pools) == 1:
+            return
+        page_size, window = self.pool.geometry.page_size, self.pools[1].geometry.window_tokens
+        for row, length in zip(rows, lens, strict=True):
+            first = max(0, row.kv_len - window + 1) // page_size
+            self._move_window(row, -(-(row.kv_len + length) // page_size), first=first)
+
     def step(self, rows: Sequence[Row], lens: Sequence[int], *, all_logits: bool = False) -> RunnerOutput:
         """Compute the next `lens[i]` ids of each row."""
-        if len(self.pools) > 1:
-            page_size, window = self.pool.geometry.page_size, self.pools[1].geometry.window_tokens
-            for row, length in zip(rows, lens, strict=True):
-                first = max(0, row.kv_len - window + 1) // page_size
-                self._move_window(row, -(-(row.kv_len + length) // page_size), first=first)
-        batch = make_batch(rows, lens, translator=self.translator, all_logits=all_logits)
+        self.hold_pages(rows, lens)
+        batch = moved(make_batch(rows, lens, translator=self.translator, all_logits=all_logits), self.device)
         output = self.runner.forward(batch, self.context)
         begin = 0
         for index, (row, length) in enumerate(zip(rows, lens, strict=True)):

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from protos.service.model_files import ModelFolder
-from protos.wire.enums import ForwardMode, GraphPhase
+from protos.wire.enums import GraphPhase
 from protos.wire.plan import GraphChoice
-from tests.support.forwards import CPU, ForwardDriver, Row, make_batch
+from tests.support.forwards import ForwardDriver, Row, make_batch, moved
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.sink_batch import sink_batch
+from worker_svc.device.device_graph import GraphDevice
 from worker_svc.device.tape import TapeDevice
 from worker_svc.graph_backends.base import GraphBackend
 from worker_svc.graph_backends.breakable import BreakableBackend
@@ -24,15 +26,13 @@ from worker_svc.runners.graph_runner import GraphRunner
 from worker_svc.runners.prefill_graph import PrefillGraphRunner
 from worker_svc.runners.static_buffers import StaticBuffers
 
-MODES = {GraphPhase.DECODE: ForwardMode.DECODE, GraphPhase.PREFILL: ForwardMode.EXTEND}
-
 
 class GraphBench:
     """Graph runners over the parts of a `ForwardDriver`."""
 
     def __init__(
         self,
-        folder: ModelFolder,
+        folder: ModelFolder | None = None,
         *,
         backends: tuple[str, str] = ("full", "breakable"),
         decode: Sequence[int] = (1, 2, 4),
@@ -40,12 +40,20 @@ class GraphBench:
         slots: int = 4,
         numerics: str = "reproducible",
         num_pages: int = 256,
+        width: int = 1,
+        graphs: GraphDevice | None = None,
+        driver: ForwardDriver | None = None,
+        **options: Any,
     ) -> None:
-        self.driver = ForwardDriver(folder, numerics=numerics, num_pages=num_pages)
-        self.device = TapeDevice()
+        """`width`: tokens of every row of a decode graph. `driver`: one that is there; `options`: of a new one."""
+        if driver is None:
+            assert folder is not None
+            driver = ForwardDriver(folder, numerics=numerics, num_pages=num_pages, **options)
+        self.driver = driver
+        self.device = graphs or TapeDevice()
         self.kept = KeptTensors(self.device)
-        self.buffers = StaticBuffers(max_tokens=max(*decode, *prefill), device=CPU)
-        self.decode = self._runner(DecodeGraphRunner, GraphPhase.DECODE, sizes=decode, backend=backends[0])
+        self.buffers = StaticBuffers(max_tokens=max(width * max(decode), *prefill), device=self.driver.device)
+        self.decode = self._runner(DecodeGraphRunner, GraphPhase.DECODE, sizes=decode, backend=backends[0], width=width)
         self.prefill = self._runner(
             PrefillGraphRunner, GraphPhase.PREFILL, sizes=prefill, slots=slots, backend=backends[1]
         )
@@ -57,18 +65,20 @@ class GraphBench:
                 self.capture_one(runner, size)
 
     def capture_one(self, runner: GraphRunner, size: int) -> None:
-        example = sink_batch(MODES[runner.shapes.phase], num_sub_pools=1, device=CPU)
+        example = sink_batch(runner.shapes.mode, num_sub_pools=len(self.driver.pools), device=self.driver.device)
         runner.capture(size, example=example)
         runner.shapes.states[size] = GraphState.LIVE
 
     def batch(self, rows: Sequence[Row], lens: Sequence[int], *, bucket: int) -> ForwardBatch:
         """The next ids of each row, with the bucket of its phase named."""
-        batch = make_batch(rows, lens, translator=self.driver.translator)
+        self.driver.hold_pages(rows, lens)
+        batch = moved(make_batch(rows, lens, translator=self.driver.translator), self.driver.device)
         phase = GraphPhase.DECODE if batch.extend is None else GraphPhase.PREFILL
         return replace(batch, graph=GraphChoice(phase=phase, bucket=bucket))
 
     def replay(self, batch: ForwardBatch) -> RunnerOutput:
-        runner = self.decode if batch.extend is None else self.prefill
+        assert isinstance(batch.graph, GraphChoice)
+        runner = self.decode if batch.graph.phase is GraphPhase.DECODE else self.prefill
         assert runner.refusal(batch) is None
         return runner.forward(batch)
 
@@ -83,13 +93,20 @@ class GraphBench:
         return kind(self.device, kept=self.kept, breaks=breaks)
 
     def _runner(
-        self, kind: type[GraphRunner], phase: GraphPhase, *, sizes: Sequence[int], backend: str, slots: int = 0
+        self,
+        kind: type[GraphRunner],
+        phase: GraphPhase,
+        *,
+        sizes: Sequence[int],
+        backend: str,
+        slots: int = 0,
+        width: int = 1,
     ) -> GraphRunner:
         return kind(
             self.driver.runner,
             self.driver.context,
             backend=self._backend(backend),
-            shapes=GraphShapes(phase=phase, sizes=tuple(sizes), slots=slots),
+            shapes=GraphShapes(phase=phase, sizes=tuple(sizes), slots=slots, width=width),
             buffers=self.buffers,
         )
 

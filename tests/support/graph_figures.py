@@ -11,7 +11,6 @@ from tests.support.plan_driver import PlanDriver, Request
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.graph_settings import GraphSettings
-from worker_svc.runners.graph_tools import backend_name
 from worker_svc.tp_model_worker import TpModelWorker
 
 
@@ -20,6 +19,8 @@ class Figure:
     """Of one prompt, alone in its plan."""
 
     backend: str
+    ran: str
+    """The back-end in its place, where attention cannot lie inside a graph."""
     tokens: int
     eager_ms: float
     replay_ms: float
@@ -52,6 +53,7 @@ def prefill_figure(worker: TpModelWorker, *, backend: str, tokens: int, rounds: 
     totals = worker.captures.progress.totals[GraphPhase.PREFILL]
     return Figure(
         backend=backend,
+        ran=worker.captures.runners[0].backend_name,
         tokens=tokens,
         eager_ms=statistics.median(times["eager"][2:]),
         replay_ms=statistics.median(times["replay"][2:]),
@@ -60,13 +62,12 @@ def prefill_figure(worker: TpModelWorker, *, backend: str, tokens: int, rounds: 
     )
 
 
-def figures_table(figures: list[Figure], *, is_cpu: bool, goals: dict[str, float]) -> str:
+def figures_table(figures: list[Figure], *, goals: dict[str, float]) -> str:
     """Text. A back-end that this device replaces by another is named with what ran in its place."""
     numbers = f"{'eager ms':>10}{'replay ms':>11}{'speed-up':>10}{'goal':>7}{'capture s':>11}{'MB':>8}"
     lines = [f"{'back-end':24}{'tokens':>8}{numbers}"]
     for found in figures:
-        ran = backend_name(GraphSettings(prefill_graph_backend=found.backend), GraphPhase.PREFILL, is_cpu=is_cpu)
-        name = found.backend if ran == found.backend else f"{found.backend} (ran {ran})"
+        name = found.backend if found.ran == found.backend else f"{found.backend} (ran {found.ran})"
         goal = f"{goals[found.backend]:.2f}" if found.backend in goals else ""
         lines.append(
             f"{name:24}{found.tokens:8}{found.eager_ms:10.2f}{found.replay_ms:11.2f}"

@@ -166,3 +166,9 @@ def total(samples: dict[str, list[Sample]], name: str, **labels: str) -> float:
         for sample in samples[name]
         if all(sample.labels.get(label) == value for label, value in labels.items())
     )
+
+
+def losses(server: Served) -> int:
+    """How many terms of workers have ended, for whatever reason."""
+    name, samples = "forwardplane_scheduler_worker_losses_total", scrape(server.options.ports.metrics_port)
+    return int(total(samples, name)) if name in samples else 0

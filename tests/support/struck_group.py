@@ -10,6 +10,7 @@ from protos.client.process_group import ServiceCommand
 from protos.client.serve_command import ServeOptions, SimulatedOptions
 from tests.support.net_spaces import NetSpaces, net_spaces
 from tests.support.served import Served, served
+from tests.support.small_disk import small_disk
 from tests.support.tcp_proxy import TcpProxy, proxied
 
 STEP_MS = 5.0
@@ -25,6 +26,7 @@ class Ways(Enum):
     DIRECT = "nothing"
     PROXIES = "a proxy between the scheduler and each worker; its port answers even while nobody listens behind it"
     SPACES = "routes between network namespaces of callers, scheduler and each worker"
+    SMALL_DISK = "nothing, and their temporary files are on a small disk of their own"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,7 @@ class StruckGroup:
     proxies: list[TcpProxy]
     """By worker."""
     spaces: NetSpaces | None
+    disk: Path | None
 
     @property
     def target(self) -> str:
@@ -49,13 +52,15 @@ def struck_group(*, workers: int, cache: Path, ways: Ways = Ways.DIRECT) -> Iter
     """Needs the simulated model in the cache.
 
     Raises:
-        NoNetSpaces: the ways were to be namespaces, and there are none.
+        NoNetSpaces, NoSmallDisk: it cannot be had here.
     """
     with contextlib.ExitStack() as stack:
         proxies: list[TcpProxy] = []
-        spaces = None
+        spaces, disk = None, None
         if ways is Ways.SPACES:
             spaces = stack.enter_context(net_spaces(SCHEDULER, *map(worker_end, range(workers))))
+        if ways is Ways.SMALL_DISK:
+            disk = stack.enter_context(small_disk())
 
         def arrange(options: ServeOptions, command: ServiceCommand) -> ServiceCommand:
             command = _with_argument(command, "worker_svc", "tests.support.struck_worker")
@@ -70,7 +75,7 @@ def struck_group(*, workers: int, cache: Path, ways: Ways = Ways.DIRECT) -> Iter
         simulated = SimulatedOptions(simulated_step_ms=STEP_MS)
         choices = {"device": "simulated", "workers": workers, "model_cache": cache, "numerics": "fast"}
         server = stack.enter_context(served(arrange=arrange, simulated=simulated, **choices))
-        yield StruckGroup(server, proxies, spaces)
+        yield StruckGroup(server, proxies, spaces, disk)
 
 
 def worker_end(number: int) -> str:

@@ -1,21 +1,36 @@
 """The attention protocol: host planning once per step, one launch per layer.
 
-A back-end is bound to the pool it reads and writes before the first step. Knows nothing of models. Guards: what a slot
-at or past a row's length holds, NaN included, never reaches an output.
+A back-end is bound to the pool it reads and writes before the first step. A captured graph that holds the attention
+itself needs a plan at fixed addresses, made once for a shape and filled for each replay. Knows nothing of models.
+Guards: what a slot at or past a row's length holds, NaN included, never reaches an output.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from protos.wire.enums import ForwardMode
 from protos.wire.errors import InternalFault
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.index_translator import IndexTranslator
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
 MetadataT = TypeVar("MetadataT")
+
+
+class FixedPlan(Protocol):
+    """The plan of one shape's steps, at addresses that stay. As it is made it reads and writes the sink only."""
+
+    @property
+    def metadata(self) -> Any:
+        """For `run`, in the capture. The same object for the plan's life."""
+        ...
+
+    def fill(self, batch: ForwardBatch) -> None:
+        """Make `batch`, padded to the shape, the step of the next replay. Before it, never inside the graph."""
+        ...
 
 
 class AttentionBackend(Protocol[MetadataT]):
@@ -35,6 +50,18 @@ class AttentionBackend(Protocol[MetadataT]):
         """Everything of a step that does not depend on the layer, frozen."""
         ...
 
+    def why_not_fixed(self, mode: ForwardMode, *, max_reqs: int) -> str | None:
+        """Why steps of `mode` with up to `max_reqs` rows have no plan at fixed addresses; None if they have."""
+        ...
+
+    def fixed_plan(self, batch: ForwardBatch) -> FixedPlan:
+        """Of steps of this shape and mode. `batch` is padded and lies in the sink. Other plans stay what they are.
+
+        Raises:
+            CaptureError: there is none for the shape.
+        """
+        ...
+
     def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: MetadataT) -> Tensor:
         """Store this step's keys and values, then attend.
 
@@ -49,6 +76,18 @@ class AttentionBackend(Protocol[MetadataT]):
             [num_tokens, num_q_heads * head_dim], owned. What stands there for padding tokens, nobody reads.
         """
         ...
+
+
+class NothingFixed:
+    """Of back-ends that plan each step anew, at addresses of its own."""
+
+    def why_not_fixed(self, mode: ForwardMode, *, max_reqs: int) -> str | None:  # noqa: ARG002 - the protocol's
+        """See `AttentionBackend.why_not_fixed`."""
+        return f"{type(self).__name__} plans each step at addresses of its own"
+
+    def fixed_plan(self, batch: ForwardBatch) -> NoReturn:  # noqa: ARG002 - the protocol's
+        """See `AttentionBackend.fixed_plan`: `why_not_fixed` was not asked."""
+        raise InternalFault(f"{type(self).__name__} has no plans at fixed addresses")
 
 
 def with_padding(output: Tensor, *, num_tokens: int) -> Tensor:

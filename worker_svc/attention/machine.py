@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from kernels.errors import NativeUnavailable
 from kernels.native import Native, load_native
-from worker_svc.attention.flashinfer_backend import FlashInfer
+from worker_svc.attention.flashinfer_wrappers import FlashInfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

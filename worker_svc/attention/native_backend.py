@@ -15,7 +15,7 @@ from kernels.native import ThreadPool
 from kernels.native_model import StepPages
 from kernels.native_ops import PagedRowTable, paged_attention
 from protos.wire.errors import DeviceFault
-from worker_svc.attention.base import with_padding
+from worker_svc.attention.base import NothingFixed, with_padding
 from worker_svc.attention.row_tables import row_table
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
@@ -33,7 +33,7 @@ class NativeMetadata:
     table: PagedRowTable
 
 
-class NativeAttention:
+class NativeAttention(NothingFixed):
     """The back-end for the CPU. Its pool is in `KVOrder.NATIVE`; the threads are lent."""
 
     parts = ()

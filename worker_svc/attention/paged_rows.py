@@ -43,6 +43,29 @@ class PagedRows:
         return gathered.view(heads, len(self.rows), self.width, head_dim)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FixedRows:
+    """`PagedRows` of a captured graph: as many rows of one width as it was made for, on tensors that keep addresses."""
+
+    pages: Tensor
+    """[n * width / page_size] int64"""
+    unused: Tensor
+    """[1, n * width, 1] bool: as `PagedRows.unused`."""
+    num_rows: int
+    width: int
+
+    def gather(self, buffer: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `PagedRows.gather`."""
+        heads, _, _, head_dim = buffer.shape
+        gathered = buffer.index_select(1, self.pages).view(heads, -1, head_dim).to(dtype)
+        return gathered.masked_fill(self.unused, 0).view(heads, self.num_rows, self.width, head_dim)
+
+    def fill(self, rows: PagedRows) -> None:
+        """Take over `rows`, of the same number and width."""
+        self.pages.copy_(rows.pages)
+        self.unused.zero_().index_fill_(1, rows.unused, 1)
+
+
 def visible_slots(slots: Array, positions: Array, *, window_tokens: int) -> Array:
     """bool: which `slots`, by position, a token at each of `positions` sees; broadcast."""
     seen: Array = slots <= positions

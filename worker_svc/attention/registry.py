@@ -10,7 +10,8 @@ import torch
 from kernels.native import ThreadPool
 from protos.wire.errors import InternalFault, UnsupportedFeature
 from worker_svc.attention.base import AttentionBackend
-from worker_svc.attention.flashinfer_backend import FlashInfer, FlashInferAttention
+from worker_svc.attention.flashinfer_backend import FlashInferAttention
+from worker_svc.attention.flashinfer_wrappers import FlashInfer
 from worker_svc.attention.native_backend import NativeAttention
 from worker_svc.attention.phased_backend import PhasedAttention
 from worker_svc.attention.tiled_backend import TiledAttention
@@ -28,6 +29,8 @@ class AttentionTools:
     threads: ThreadPool | None = None
     """Of the native library."""
     flashinfer: FlashInfer | None = None
+    context_tokens: int | None = None
+    """Of the longest sequence. None: only the pool limits it."""
 
 
 def _native(pool: TokenToKVPool, tools: AttentionTools | None) -> NativeAttention:
@@ -39,7 +42,17 @@ def _native(pool: TokenToKVPool, tools: AttentionTools | None) -> NativeAttentio
 def _flashinfer(pool: TokenToKVPool, tools: AttentionTools | None) -> FlashInferAttention:
     if tools is None or tools.flashinfer is None:
         raise InternalFault("flashinfer attention was chosen without its package")
-    return FlashInferAttention(pool, tools.flashinfer, num_q_heads=tools.num_q_heads, dtype=tools.dtype)
+    return FlashInferAttention(
+        pool,
+        tools.flashinfer,
+        num_q_heads=tools.num_q_heads,
+        dtype=tools.dtype,
+        context_tokens=tools.context_tokens,
+    )
+
+
+def _torch(pool: TokenToKVPool, tools: AttentionTools | None) -> TorchAttention:
+    return TorchAttention(pool, context_tokens=None if tools is None else tools.context_tokens)
 
 
 BACKENDS: Mapping[str, Callable[[TokenToKVPool, AttentionTools | None], AttentionBackend[Any]]] = MappingProxyType(
@@ -47,7 +60,7 @@ BACKENDS: Mapping[str, Callable[[TokenToKVPool, AttentionTools | None], Attentio
         "flashinfer": _flashinfer,
         "native": _native,
         "tiled": lambda pool, _: TiledAttention(pool),
-        "torch": lambda pool, _: TorchAttention(pool),
+        "torch": _torch,
     }
 )
 

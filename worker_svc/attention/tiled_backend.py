@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protos.wire.errors import UnsupportedFeature
+from worker_svc.attention.base import NothingFixed
 from worker_svc.attention.paged_rows import PagedRows, first_slots, group_by_length, paged_rows, visible_slots
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
@@ -59,7 +60,7 @@ class TiledMetadata:
     groups: tuple[TileGroup, ...]
 
 
-class TiledAttention:
+class TiledAttention(NothingFixed):
     """The reproducible back-end."""
 
     parts = ()

@@ -12,8 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker_svc.attention.paged_rows import PagedRows, first_slots, group_by_length, paged_rows, visible_slots
+from protos.wire.enums import ForwardMode
+from worker_svc.attention.paged_rows import (
+    MAX_GATHERED_SLOTS,
+    FixedRows,
+    PagedRows,
+    first_slots,
+    group_by_length,
+    paged_rows,
+    visible_slots,
+)
+from worker_svc.attention.row_tables import most_pages
 from worker_svc.batch.forward_batch import ForwardBatch
+from worker_svc.batch.forward_mode import traits_of
 from worker_svc.kv.token_to_kv_pool import TokenToKVPool
 
 Array = np.ndarray
@@ -23,7 +34,7 @@ Array = np.ndarray
 class DecodeGroup:
     """Rows of one token each, gathered to one width. Tensors on the device."""
 
-    kv: PagedRows
+    kv: PagedRows | FixedRows
     tokens: Tensor
     """[n] int64"""
     hidden: Tensor
@@ -51,13 +62,43 @@ class TorchMetadata:
     extend: tuple[ExtendRow, ...]
 
 
+class TorchFixedPlan:
+    """See `FixedPlan`: rows of one token, all gathered to the width of the longest sequence."""
+
+    def __init__(self, backend: "TorchAttention", batch: ForwardBatch, *, width: int) -> None:
+        made = backend.decode_group(batch, np.arange(batch.num_reqs), width=width)
+        self._backend = backend
+        self._width = width
+        self._kv = FixedRows(
+            pages=torch.empty_like(made.kv.pages),
+            unused=torch.zeros((1, batch.num_reqs * width, 1), dtype=torch.bool, device=made.hidden.device),
+            num_rows=batch.num_reqs,
+            width=width,
+        )
+        self._group = DecodeGroup(kv=self._kv, tokens=made.tokens, hidden=torch.empty_like(made.hidden))
+        slots = torch.zeros(batch.num_tokens, dtype=torch.int64, device=made.hidden.device)
+        self.metadata = TorchMetadata(out_cache_loc=slots, decode=(self._group,), extend=())
+        self.fill(batch)
+
+    def fill(self, batch: ForwardBatch) -> None:
+        """See `FixedPlan.fill`."""
+        made = self._backend.decode_group(batch, np.arange(batch.num_reqs), width=self._width)
+        assert isinstance(made.kv, PagedRows)
+        self._kv.fill(made.kv)
+        self._group.hidden.copy_(made.hidden)
+        group = batch.page_groups[self._backend.pool.geometry.sub_pool]
+        self.metadata.out_cache_loc.copy_(group.out_cache_loc)
+
+
 class TorchAttention:
     """The fast back-end."""
 
     parts = ()
 
-    def __init__(self, pool: TokenToKVPool) -> None:
+    def __init__(self, pool: TokenToKVPool, *, context_tokens: int | None = None) -> None:
+        """`context_tokens`: of the longest sequence, None if only the pool limits it."""
         self.pool = pool
+        self._most_slots = most_pages(pool.geometry, context_tokens=context_tokens) * pool.geometry.page_size
 
     def plan(self, batch: ForwardBatch) -> TorchMetadata:
         """Sort the rows into decode groups and extend rows."""
@@ -67,11 +108,25 @@ class TorchAttention:
         unit = self.pool.geometry.page_size
         spans = batch.seq_lens_host - first_slots(pages, unit=unit)
         decode = [
-            self._decode_group(batch, rows, width=width, starts=starts)
+            self.decode_group(batch, rows, width=width)
             for rows, width in group_by_length(np.flatnonzero(query_lens == 1), spans, unit=unit)
         ]
         extend = [self._extend_row(batch, int(row), start=int(starts[row])) for row in np.flatnonzero(query_lens > 1)]
         return TorchMetadata(out_cache_loc=pages.out_cache_loc, decode=tuple(decode), extend=tuple(extend))
+
+    def why_not_fixed(self, mode: ForwardMode, *, max_reqs: int) -> str | None:
+        """See `AttentionBackend.why_not_fixed`: every row would be gathered to the longest sequence's length."""
+        if not traits_of(mode).is_decode_or_idle:
+            return "torch attention computes rows of several tokens one by one"
+        slots = max_reqs * self._most_slots
+        if slots > MAX_GATHERED_SLOTS:
+            most = f"at most {MAX_GATHERED_SLOTS} are"
+            return f"torch attention would gather {slots} slots for {max_reqs} rows in every layer, {most}"
+        return None
+
+    def fixed_plan(self, batch: ForwardBatch) -> TorchFixedPlan:
+        """See `AttentionBackend.fixed_plan`."""
+        return TorchFixedPlan(self, batch, width=self._most_slots)
 
     def run(self, queries: Tensor, keys: Tensor, values: Tensor, *, layer: int, metadata: TorchMetadata) -> Tensor:
         """See `AttentionBackend.run`."""
@@ -83,9 +138,12 @@ class TorchAttention:
             output[row.first_token : row.first_token + row.num_tokens] = self._extend(queries, row, layer=layer)
         return output.view(len(queries), -1)
 
-    def _decode_group(self, batch: ForwardBatch, rows: Array, *, width: int, starts: Array) -> DecodeGroup:
+    def decode_group(self, batch: ForwardBatch, rows: Array, *, width: int) -> DecodeGroup:
+        """The plan of `rows` of the batch, of one token each, gathered to `width` slots."""
         kv = self._paged(batch, rows, width=width)
         device = kv.pages.device
+        query_lens = batch.query_lens_host()
+        starts = np.cumsum(query_lens) - query_lens
         slots = (kv.firsts[:, None] + np.arange(width))[:, None]
         last = batch.seq_lens_host[rows].astype(np.int64)[:, None, None] - 1
         hidden = ~visible_slots(slots, last, window_tokens=self.pool.geometry.attention_window)

@@ -1,11 +1,12 @@
 """Marked calls: work that a captured graph leaves to run eagerly, such as attention over pages that change each step.
 
-A marked call goes straight through, unless a capture has taken the marks over. Lives as long as the context that the
-layers see; one thread.
+And work beside other work: what stands between two of them and their join may run at once where there are streams.
+Both go straight through, unless a capture has taken the marks over. Lives as long as the context that the layers see;
+one thread.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -53,8 +54,27 @@ class BreakPolicy(Protocol):
     """Who decides what a marked call does while a capture is on."""
 
     def marked(self, function: Marked, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Result:
-        """Do `function(*tensors, **options)` in its own way."""
+        """Do `function(*tensors, **options)` in its own way, after all work so far."""
         ...
+
+    def beside(self) -> AbstractContextManager[None]:
+        """See `BreakPoints.beside`."""
+        ...
+
+    def join(self) -> None:
+        """See `BreakPoints.join`."""
+        ...
+
+
+class InOrder:
+    """The part of a `BreakPolicy` where nothing runs at once: the work goes on in the order of the program."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """See `BreakPoints.beside`."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """See `BreakPoints.join`."""
 
 
 class BreakPoints:
@@ -72,6 +92,19 @@ class BreakPoints:
         if self._handler is None:
             return function(*tensors, **options)
         return self._handler.marked(function, tensors, options)
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Work inside may run at the same time as what follows, until it is joined.
+
+        A marked call and the end of the graph join it too. Until then its results are not read, and tensors that it
+        reads are neither written nor let go.
+        """
+        return nullcontext() if self._handler is None else self._handler.beside()
+
+    def join(self) -> None:
+        """What follows comes after all work beside it so far."""
+        if self._handler is not None:
+            self._handler.join()
 
     @contextmanager
     def handled_by(self, handler: BreakPolicy) -> Iterator[None]:

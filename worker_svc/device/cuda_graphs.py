@@ -4,7 +4,7 @@ Guards: side streams that work forked are joined before a capture ends; every gr
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -25,25 +25,42 @@ class CudaGraph:
         self._graph.replay()
 
 
+class CudaStreams:
+    """The streams of a device's captures, made when they are first needed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.main = torch.cuda.Stream(device)
+        self._device = device
+        self._sides: list[torch.cuda.Stream] = []
+
+    def side(self, index: int) -> torch.cuda.Stream:
+        """For the work that is forked after `index` others."""
+        while len(self._sides) <= index:
+            self._sides.append(torch.cuda.Stream(self._device))
+        return self._sides[index]
+
+
 class CudaGraphDevice:
     """A `GraphDevice`. One thread at a time."""
+
+    inlines_marked = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._streams = CudaStreams(device)
         self._num_bytes = 0
 
     @contextmanager
     def session(self) -> Iterator["CudaCaptureSession"]:
         """See `GraphDevice.session`."""
         before = torch.cuda.memory_reserved(self._device)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._streams.main.wait_stream(torch.cuda.current_stream(self._device))
         try:
-            with torch.cuda.stream(self._stream):
-                yield CudaCaptureSession(self._pool, self._stream)
+            with torch.cuda.stream(self._streams.main):
+                yield CudaCaptureSession(self._pool, self._streams)
         finally:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            torch.cuda.current_stream(self._device).wait_stream(self._streams.main)
             self._num_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
 
     def pool_bytes(self) -> int:
@@ -62,39 +79,47 @@ class CudaGraphDevice:
 class CudaCaptureSession:
     """A `CaptureSession` on the capture stream."""
 
-    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+    def __init__(self, pool: Any, streams: CudaStreams) -> None:
         self._pool = pool
-        self._stream = stream
+        self._streams = streams
 
     def begin(self) -> "CudaCapture":
         """See `CaptureSession.begin`."""
-        return CudaCapture(self._pool, self._stream)
+        return CudaCapture(self._pool, self._streams)
 
 
 class CudaCapture:
     """A `GraphCapture`, on from the start."""
 
-    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+    def __init__(self, pool: Any, streams: CudaStreams) -> None:
+        self._streams = streams
         self._forked: list[torch.cuda.Stream] = []
         self._graph = torch.cuda.CUDAGraph()
         self._is_on = True
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
 
-    def fork(self, side: torch.cuda.Stream) -> None:
-        """Let `side` take part from here on. `end` joins it."""
-        side.wait_stream(self._stream)
-        self._forked.append(side)
-
     def marked(self, function: Marked, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Result:
         """See `GraphCapture.marked`."""
+        self.join()
         return function(*tensors, **options)
+
+    def beside(self) -> AbstractContextManager[None]:
+        """See `GraphCapture.beside`: on a stream of its own, which takes part from here on."""
+        side = self._streams.side(len(self._forked))
+        side.wait_stream(self._streams.main)
+        self._forked.append(side)
+        return torch.cuda.stream(side)
+
+    def join(self) -> None:
+        """See `GraphCapture.join`."""
+        for side in self._forked:
+            self._streams.main.wait_stream(side)
+        self._forked.clear()
 
     def end(self) -> CudaGraph:
         """See `GraphCapture.end`."""
         try:
-            for side in self._forked:
-                self._stream.wait_stream(side)
+            self.join()
             self._is_on = False
             self._graph.capture_end()
         except RuntimeError as error:
@@ -107,6 +132,7 @@ class CudaCapture:
             return
         self._is_on = False
         try:
+            self.join()
             self._graph.capture_end()
         except RuntimeError as error:
             # The work that failed has already invalidated the capture; ending it says so once more.

@@ -35,6 +35,14 @@ class GraphCapture(Protocol):
         """
         ...
 
+    def beside(self) -> AbstractContextManager[None]:
+        """See `BreakPoints.beside`."""
+        ...
+
+    def join(self) -> None:
+        """See `BreakPoints.join`. `end` joins too."""
+        ...
+
     def end(self) -> DeviceGraph:
         """Stop recording.
 
@@ -58,6 +66,11 @@ class CaptureSession(Protocol):
 
 class GraphDevice(Protocol):
     """Makes graphs. All graphs of one share one pool of memory, so no two of them may replay at once."""
+
+    @property
+    def inlines_marked(self) -> bool:
+        """Whether marked calls inside a graph are captured operator by operator: what they read keeps its address."""
+        ...
 
     def session(self) -> AbstractContextManager[CaptureSession]:
         """The captures of one shape."""

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from worker_svc.device.break_points import Marked, Result, copy_result, parts_of, rebuilt
+from worker_svc.device.break_points import InOrder, Marked, Result, copy_result, parts_of, rebuilt
 from worker_svc.device.device_graph import CaptureError
 from worker_svc.device.tape_arena import TapeArena
 from worker_svc.device.tape_operators import (
@@ -49,6 +49,8 @@ class Tape:
 
 class TapeDevice:
     """A `GraphDevice`. One thread at a time."""
+
+    inlines_marked = False
 
     def __init__(self) -> None:
         self.arena = TapeArena()
@@ -82,8 +84,8 @@ class TapeSession:
         return TapeCapture(self._arena)
 
 
-class TapeCapture:
-    """A `GraphCapture`, on from the start."""
+class TapeCapture(InOrder):
+    """A `GraphCapture`, on from the start. A CPU has no streams: a tape is in the order of the program."""
 
     def __init__(self, arena: TapeArena) -> None:
         self._recorder = _Recorder(arena)

@@ -33,6 +33,11 @@ class GraphBackend(Protocol):
         """For settings, logs and metrics."""
         ...
 
+    @property
+    def holds_marked(self) -> bool:
+        """Whether a graph holds the operators of marked calls, so that what these read must keep its address."""
+        ...
+
     def preparation(self, work: Work, *, breaks: BreakPoints) -> Preparation | None:
         """What has to be done before work like `work` can be captured without holding up the device; None: nothing.
 
@@ -71,6 +76,8 @@ class GraphBackend(Protocol):
 
 class KeyedBackend(Generic[CapturedT]):
     """What all back-ends have in common: captures by key, and nothing to prepare."""
+
+    holds_marked = False
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, CapturedT] = {}

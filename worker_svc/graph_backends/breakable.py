@@ -7,13 +7,14 @@ call is part of it. Guards: what a marked call returns at a replay has the struc
 """
 
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from worker_svc.device.break_points import BreakPoints, Marked, Result, copy_result, parts_of, rebuilt
+from worker_svc.device.break_points import BreakPoints, InOrder, Marked, Result, copy_result, parts_of, rebuilt
 from worker_svc.device.device_graph import CaptureSession, DeviceGraph, GraphCapture, GraphDevice
 from worker_svc.graph_backends.base import KeyedBackend, Outputs, Pause, Work, no_pause
 from worker_svc.graph_backends.kept_tensors import KeptTensors
@@ -66,6 +67,7 @@ class BreakableBackend(KeyedBackend[_Captured]):
             try:
                 with self._breaks.handled_by(recorder):
                     results = work()
+                recorder.join()
                 outputs = tuple(self._kept.copy(part, place=("output", index)) for index, part in enumerate(results))
                 pieces = recorder.end()
             finally:
@@ -86,7 +88,7 @@ class BreakableBackend(KeyedBackend[_Captured]):
         return len(self._captured[key].pieces)
 
 
-class _WarmUp:
+class _WarmUp(InOrder):
     """Runs marked calls as they are and reserves the kept tensors that the capture will need."""
 
     def __init__(self, kept: KeptTensors, breaks: BreakPoints) -> None:
@@ -120,6 +122,7 @@ class _Recorder:
 
     def marked(self, function: Marked, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Result:
         """See `BreakPolicy.marked`."""
+        self.join()
         inputs = tuple(self._kept.copy(tensor, place=("input", index)) for index, tensor in enumerate(tensors))
         self._pieces.append(self._segment.end())
         with self._breaks.straight():
@@ -131,6 +134,14 @@ class _Recorder:
         self._num_breaks += 1
         self._segment = self._session.begin()
         return result
+
+    def beside(self) -> AbstractContextManager[None]:
+        """See `BreakPolicy.beside`: within the segment."""
+        return self._segment.beside()
+
+    def join(self) -> None:
+        """See `BreakPolicy.join`."""
+        self._segment.join()
 
     def end(self) -> tuple[DeviceGraph | EagerCall, ...]:
         """All pieces, in order."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from worker_svc.device.break_points import BreakPoints, Marked, Result
+from worker_svc.device.break_points import BreakPoints, InOrder, Marked, Result
 from worker_svc.device.device_graph import CaptureError
 from worker_svc.graph_backends.base import KeyedBackend, Outputs, Pause, Preparation, Work, no_pause
 from worker_svc.graph_backends.kept_tensors import KeptTensors
@@ -98,7 +98,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _Uncompiled:
+class _Uncompiled(InOrder):
     """Runs marked calls outside the compiled pieces."""
 
     def __init__(self) -> None:

@@ -22,6 +22,7 @@ class FullBackend(KeyedBackend[_Captured]):
 
     def __init__(self, device: GraphDevice, *, kept: KeptTensors, breaks: BreakPoints) -> None:
         super().__init__()
+        self.holds_marked = device.inlines_marked
         self._device = device
         self._kept = kept
         self._breaks = breaks
@@ -37,6 +38,7 @@ class FullBackend(KeyedBackend[_Captured]):
             try:
                 with self._breaks.handled_by(recording):
                     results = work()
+                recording.join()
                 outputs = tuple(self._kept.copy(part, place=index) for index, part in enumerate(results))
                 graph = recording.end()
             finally:

@@ -12,7 +12,7 @@ from protos.service.access import AccessInterceptor, PeerRoles, admit_everybody
 from protos.service.credentials import server_credentials
 from protos.service.lifecycle import Part
 from protos.service.metrics import MetricsServer
-from protos.service.security_config import TlsConfig, open_tls_folder
+from protos.service.security_config import TlsConfig, open_revoked_peers, open_tls_folder
 from protos.service.server import HealthServer, PortProfile, ServerOptions, add_reflection, bind_port, build_server
 from protos.service.status import StatusInterceptor
 from protos.service.tracing import open_tracing, tracing_part
@@ -83,7 +83,7 @@ class Listeners:
         admit = admit_everybody if files is None else PeerRoles(self._tls.trust_domain)
         server = build_server(
             options=ServerOptions(profile=PortProfile.PLAN, hardened=self._tls.hardened),
-            interceptors=(StatusInterceptor(), AccessInterceptor(admit)),
+            interceptors=(StatusInterceptor(), AccessInterceptor(admit, open_revoked_peers(files))),
         )
         add_WorkerServiceServicer_to_server(self._servicer, server)
         self.health.add_to(server)

@@ -42,6 +42,7 @@ class PlanObserver:
         metrics.plans.batch_rows.observe(plan.rows.num_rows)
         metrics.plans.parse_seconds.observe(timings.parse_ns * _NS)
         metrics.plans.sample_seconds.observe(timings.sample_ns * _NS)
+        metrics.plans.h2d_seconds.observe(timings.host_to_device_ns * _NS)
         for outcome in result.forwards:
             self._forward_ran(outcome)
         if result.rows is not None and result.rows.failures is not None:

@@ -41,6 +41,7 @@ class AttentionParts:
             dtype=DTYPES[settings.dtype],
             threads=None if native is None else ThreadPool(native, threads=threads),
             flashinfer=machine.flashinfer,
+            context_tokens=config.context_tokens,
         )
 
     def sizeless(self, config: ModelConfig, *, page_size: int) -> tuple[KVGeometry, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from protos.wire.buckets import OVER_MAX, real_units
-from protos.wire.enums import GraphPhase, GraphRefusal, HiddenMode
+from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal, HiddenMode
 from worker_svc.batch.forward_batch import ForwardBatch
 
 
@@ -27,12 +27,26 @@ class GraphShapes:
     """Ascending."""
     slots: int = 0
     """Most rows of a prefill graph. 0 in decode graphs, whose rows are the bucket."""
+    width: int = 1
+    """Tokens of every row of a decode graph. Above 1 it verifies drafts."""
     hidden_mode: HiddenMode = HiddenMode.NULL
     """What every graph captures."""
     is_debugged: bool = False
     """The forward is one marked call, so that all of it runs eagerly inside what a replay does around it."""
     states: dict[int, GraphState] = field(default_factory=dict)
     """By bucket; the capture's owner writes it. Absent: pending."""
+
+    @property
+    def mode(self) -> ForwardMode:
+        """Of the steps that are captured."""
+        if self.phase is GraphPhase.PREFILL:
+            return ForwardMode.EXTEND
+        return ForwardMode.DECODE if self.width == 1 else ForwardMode.TARGET_VERIFY
+
+    @property
+    def max_reqs(self) -> int:
+        """Rows of the largest graph."""
+        return self.slots if self.phase is GraphPhase.PREFILL else self.sizes[-1]
 
     def state(self, bucket: int) -> GraphState:
         """Of a bucket."""
@@ -65,6 +79,13 @@ def why_not_replayed(batch: ForwardBatch, shapes: GraphShapes) -> GraphRefusal |
         return OVER_MAX[choice.phase]
     if choice.phase is GraphPhase.PREFILL and batch.num_reqs > shapes.slots:
         return GraphRefusal.TOO_MANY_SLOTS
+    if choice.phase is GraphPhase.DECODE and not _has_width(batch, shapes.width):
+        return GraphRefusal.MODE
     if batch.hidden is not None and batch.hidden.mode > shapes.hidden_mode:
         return GraphRefusal.HIDDEN_MODE
     return _NOT_LIVE.get(shapes.state(choice.bucket))
+
+
+def _has_width(batch: ForwardBatch, width: int) -> bool:
+    """Whether every row computes as many tokens as the graphs' rows have."""
+    return (batch.extend is None) == (width == 1) and bool((batch.query_lens_host() == width).all())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from protos.wire.buckets import PHASES, real_units
-from protos.wire.enums import ForwardMode, GraphPhase, GraphRefusal
+from protos.wire.enums import GraphPhase, GraphRefusal
 from protos.wire.worker_info import Buckets
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.sink_batch import sink_batch
@@ -29,7 +29,6 @@ from worker_svc.runners.preparations import FAILURES, Preparations
 
 logger = logging.getLogger(__name__)
 
-_MODES = {GraphPhase.DECODE: ForwardMode.DECODE, GraphPhase.PREFILL: ForwardMode.EXTEND}
 _NS_PER_MS = 1_000_000
 
 Bucket = tuple[GraphPhase, int]
@@ -92,7 +91,7 @@ class GraphCaptures:
         self.parts = parts
         self._examples = {
             runner.shapes.phase: sink_batch(
-                _MODES[runner.shapes.phase], num_sub_pools=parts.num_sub_pools, device=parts.torch_device
+                runner.shapes.mode, num_sub_pools=parts.num_sub_pools, device=parts.torch_device
             )
             for runner in self.runners
         }

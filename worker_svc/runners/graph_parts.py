@@ -31,19 +31,17 @@ def graph_runners(
 ) -> tuple[GraphRunner, ...]:
     """One for each phase of `sizes`, on the model and the attention of `eager`. `slots`: rows of a prefill graph."""
     buffers = StaticBuffers(max_tokens=max(found[-1] for found in sizes.values()), device=device)
-    return tuple(
-        _RUNNERS[phase](
-            eager.model_runner,
-            eager.context,
-            backend=tools.backend(settings, phase),
-            shapes=GraphShapes(
-                phase=phase,
-                sizes=found,
-                slots=slots if phase is GraphPhase.PREFILL else 0,
-                hidden_mode=HiddenMode.FULL,
-                is_debugged=settings.debug_graph,
-            ),
-            buffers=buffers,
+    runners = []
+    for phase, found in sizes.items():
+        shapes = GraphShapes(
+            phase=phase,
+            sizes=found,
+            slots=slots if phase is GraphPhase.PREFILL else 0,
+            hidden_mode=HiddenMode.FULL,
+            is_debugged=settings.debug_graph,
         )
-        for phase, found in sizes.items()
-    )
+        backend = tools.backend(settings, phase, mode=shapes.mode, max_reqs=shapes.max_reqs)
+        runners.append(
+            _RUNNERS[phase](eager.model_runner, eager.context, backend=backend, shapes=shapes, buffers=buffers)
+        )
+    return tuple(runners)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from protos.wire.enums import GraphRefusal
 from protos.wire.plan import GraphChoice
+from worker_svc.attention.base import FixedPlan
 from worker_svc.batch.forward_batch import ForwardBatch, PaddedShape
 from worker_svc.device.break_points import parts_of
 from worker_svc.forward_context import ForwardContext
@@ -36,10 +37,12 @@ class GraphRunner(ABC):
         shapes: GraphShapes,
         buffers: StaticBuffers,
     ) -> None:
+        self.backend_name = backend.name
         self._model_runner = model_runner
         self._context = context
         self._backend = backend
         self._buffers = buffers
+        self._fixed: dict[ShapeKey, tuple[FixedPlan, ...]] = {}
         self.shapes = shapes
 
     def refusal(self, batch: ForwardBatch) -> GraphRefusal | None:
@@ -54,8 +57,13 @@ class GraphRunner(ABC):
     def forward(self, batch: ForwardBatch) -> RunnerOutput:
         """Replay the bucket that the plan names."""
         key = self._key(batch)
+        padded = batch.pad(self._padded(batch, key))
         self._buffers.fill(batch, num_tokens=key.num_tokens)
-        with self._context.bind(batch.pad(self._padded(batch, key))):
+        if key in self._fixed:
+            for plan in self._fixed[key]:
+                plan.fill(padded)
+            return self._output(batch, self._backend.replay(key))
+        with self._context.bind(padded):
             outputs = self._backend.replay(key)
         return self._output(batch, outputs)
 
@@ -71,14 +79,21 @@ class GraphRunner(ABC):
         Raises:
             CaptureError: it cannot be captured.
         """
-        key = ShapeKey(phase=self.shapes.phase, bucket=bucket)
+        key = self._key_of(bucket)
+        padded, work = example.pad(self._padded(example, key)), self._captured(key, self._context)
         self._buffers.fill(example, num_tokens=key.num_tokens)
-        with self._context.bind(example.pad(self._padded(example, key))):
-            self._backend.capture(key, self._captured(key, self._context), pause=pause)
+        if not self._backend.holds_marked:
+            with self._context.bind(padded):
+                self._backend.capture(key, work, pause=pause)
+            return
+        plans = self._context.fixed_plans(padded)
+        with self._context.bind_fixed(plans):
+            self._backend.capture(key, work, pause=pause)
+        self._fixed[key] = plans
 
     def preparation(self, bucket: int, *, example: ForwardBatch) -> Preparation | None:
         """What has to be done before `capture` of this bucket, on another thread; None: nothing."""
-        key, context = ShapeKey(phase=self.shapes.phase, bucket=bucket), self._context.twin()
+        key, context = self._key_of(bucket), self._context.twin()
         prepare = self._backend.preparation(self._captured(key, context), breaks=context.breaks)
         if prepare is None:
             return None
@@ -102,7 +117,10 @@ class GraphRunner(ABC):
 
     def _key(self, batch: ForwardBatch) -> ShapeKey:
         assert isinstance(batch.graph, GraphChoice), "a batch that names no graph was not refused"
-        return ShapeKey(phase=self.shapes.phase, bucket=batch.graph.bucket)
+        return self._key_of(batch.graph.bucket)
+
+    def _key_of(self, bucket: int) -> ShapeKey:
+        return ShapeKey(phase=self.shapes.phase, bucket=bucket, width=self.shapes.width)
 
     @abstractmethod
     def _padded(self, batch: ForwardBatch, key: ShapeKey) -> PaddedShape: ...

@@ -4,12 +4,12 @@ import logging
 
 import torch
 
-from protos.wire.enums import GraphPhase
+from protos.wire.enums import ForwardMode, GraphPhase
 from protos.wire.errors import UnsupportedFeature
-from worker_svc.device.break_points import BreakPoints
 from worker_svc.device.cuda_graphs import CudaGraphDevice
 from worker_svc.device.device_graph import GraphDevice
 from worker_svc.device.tape import TapeDevice
+from worker_svc.forward_context import ForwardContext
 from worker_svc.graph_backends.base import GraphBackend
 from worker_svc.graph_backends.breakable import BreakableBackend
 from worker_svc.graph_backends.compiled import CompiledBackend, why_not_compiled
@@ -41,26 +41,26 @@ def check_graph_settings(settings: GraphSettings) -> None:
 class GraphTools:
     """One device, one pool of graph memory and one set of kept tensors for all phases and shapes."""
 
-    def __init__(self, device: torch.device, *, breaks: BreakPoints) -> None:
+    def __init__(self, device: torch.device, *, context: ForwardContext) -> None:
         self.is_cpu = device.type == "cpu"
         self.device: GraphDevice = TapeDevice() if self.is_cpu else CudaGraphDevice(device)
         self.kept = KeptTensors(self.device)
-        self._breaks = breaks
+        self._context = context
 
-    def backend(self, settings: GraphSettings, phase: GraphPhase) -> GraphBackend:
-        """Of the phase's runner."""
-        name = backend_name(settings, phase, is_cpu=self.is_cpu)
+    def backend(self, settings: GraphSettings, phase: GraphPhase, *, mode: ForwardMode, max_reqs: int) -> GraphBackend:
+        """Of the phase's runner, whose graphs hold steps of `mode` with up to `max_reqs` rows."""
+        name, breaks = settings.backend(phase), self._context.breaks
         if name == "compiled":
-            return CompiledBackend(kept=self.kept, breaks=self._breaks)
+            return CompiledBackend(kept=self.kept, breaks=breaks)
+        if name == "full" and self.device.inlines_marked:
+            name = self._full_or_breakable(mode, max_reqs)
         kind = FullBackend if name == "full" else BreakableBackend
-        return kind(self.device, kept=self.kept, breaks=self._breaks)
+        return kind(self.device, kept=self.kept, breaks=breaks)
 
-
-def backend_name(settings: GraphSettings, phase: GraphPhase, *, is_cpu: bool) -> str:
-    """On a GPU attention plans each step anew, at addresses of its own: it cannot lie inside a captured graph."""
-    name = settings.backend(phase)
-    if name == "full" and not is_cpu:
-        why = "no attention back-end keeps its plan of a step at fixed addresses"
-        logger.warning("full graphs cannot be had, breakable ones are used", extra={"phase": phase.name, "why": why})
+    def _full_or_breakable(self, mode: ForwardMode, max_reqs: int) -> str:
+        """Attention lies inside a full graph only if its plan of a step has fixed addresses."""
+        why = self._context.why_not_fixed(mode, max_reqs=max_reqs)
+        if why is None:
+            return "full"
+        logger.warning("full graphs cannot be had, breakable ones are used", extra={"mode": mode.name, "why": why})
         return "breakable"
-    return name

@@ -46,7 +46,7 @@ class StackGraphs:
         if not sizes:
             return one_path(eager)
         check_memory(sizes, self._need(config), free_bytes=free_bytes(device))
-        tools = GraphTools(device, breaks=eager.context.breaks)
+        tools = GraphTools(device, context=eager.context)
         slots = min(asked.graph_slots, max_rows)
         runners = graph_runners(asked, sizes, eager=eager, tools=tools, slots=slots, device=device)
         parts = CaptureParts(

@@ -556,6 +556,36 @@ class StreamUpdate(_message.Message):
 Global___StreamUpdate: _TypeAlias = StreamUpdate  # noqa: Y015
 
 @_typing.final
+class NextTokens(_message.Message):
+    """The next token of many streams, which is all that most steps have. Columns of one length, little-endian."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    stream_ids: _builtins.bytes
+    """u64"""
+    positions: _builtins.bytes
+    """u32: of the token within its stream's output"""
+    token_ids: _builtins.bytes
+    """i32"""
+    def __init__(
+        self,
+        *,
+        stream_ids: _builtins.bytes = ...,
+        positions: _builtins.bytes = ...,
+        token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "stream_ids", b"stream_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextTokens: _TypeAlias = NextTokens  # noqa: Y015
+
+@_typing.final
 class StreamError(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -647,6 +677,7 @@ class CoreToEdge(_message.Message):
     FLUSHED_FIELD_NUMBER: _builtins.int
     ABORTS_FIELD_NUMBER: _builtins.int
     ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
+    NEXT_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamUpdate]: ...
     @_builtins.property
@@ -661,6 +692,10 @@ class CoreToEdge(_message.Message):
     def aborts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortOrder]: ...
     @_builtins.property
     def abort_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortAnswer]: ...
+    @_builtins.property
+    def next_tokens(self) -> Global___NextTokens:
+        """Come before `updates`."""
+
     def __init__(
         self,
         *,
@@ -670,10 +705,11 @@ class CoreToEdge(_message.Message):
         flushed: _generate_pb2.FlushCacheReply | None = ...,
         aborts: _abc.Iterable[Global___AbortOrder] | None = ...,
         abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
+        next_tokens: Global___NextTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flushed", b"flushed", "load", b"load", "model", b"model", "next_tokens", b"next_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "aborts", b"aborts", "flushed", b"flushed", "load", b"load", "model", b"model", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "aborts", b"aborts", "flushed", b"flushed", "load", b"load", "model", b"model", "next_tokens", b"next_tokens", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

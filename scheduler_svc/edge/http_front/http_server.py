@@ -9,7 +9,9 @@ import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -39,6 +41,10 @@ _OPEN_ROUTES = frozenset({"/health"})
 """Answered without a caller's identity: they tell nothing but that the server serves."""
 
 
+def _let_in(_certificate: bytes | None) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAddress:
     """Where the front listens. Port 0 = any free one."""
@@ -49,6 +55,8 @@ class HttpAddress:
     """Other edges listen on the same port; the parent has proved it free."""
     tls: ssl.SSLContext | None = None
     """None: plain text."""
+    kept_out: Callable[[bytes | None], AbstractContextManager[None]] = _let_in
+    """Around a call of the peer with that certificate, in DER: raises Unauthenticated if it is revoked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +160,9 @@ class HttpServer:
             with fault_border(route):
                 if self._calls.open_calls > self._limits.max_calls:
                     raise QueueFull(f"this edge serves {self._limits.max_calls} HTTP calls, which is its limit")
-                caller = ANONYMOUS if route in _OPEN_ROUTES else self._parts.door.admit_http(request)
-                return await _or_refusal(endpoint(request, caller))
+                with self._address.kept_out(_certificate_of(request)):
+                    caller = ANONYMOUS if route in _OPEN_ROUTES else self._parts.door.admit_http(request)
+                    return await _or_refusal(endpoint(request, caller))
         except EngineError as error:
             return Answered(error_reply(error).response(), error.status)
 
@@ -192,6 +201,12 @@ class HttpServer:
 
     async def _body(self, request: web.Request) -> bytes:
         return await json_body(request, limit_s=self._limits.body_s)
+
+
+def _certificate_of(request: web.Request) -> bytes | None:
+    """The peer's certificate in DER; None without one."""
+    secured = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    return None if secured is None else cast("bytes | None", secured.getpeercert(binary_form=True))
 
 
 def _silent_logger() -> logging.Logger:

@@ -77,6 +77,18 @@ def test_what_cannot_work_is_refused_by_the_name_of_its_setting(options, field, 
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("page_size", [8, 16, 32])
+def test_a_page_size_is_legal_for_both_back_ends_or_start_up_fails(side, page_size):
+    other = {"prefill": "decode", "decode": "prefill"}[side]
+    options = {side: "native", other: "torch", "page_size": page_size}
+    if page_size == 16:
+        assert getattr(chosen(**options), side) == "native"
+        return
+    with pytest.raises(UnsupportedFeature, match=f"page_size is {page_size}, {side}_attention native works with: 16"):
+        chosen(**options)
+
+
 def test_who_names_a_back_end_that_is_not_there_hears_why():
     with pytest.raises(UnsupportedFeature, match="decode_attention native: there was no compiler"):
         chosen({"native": "there was no compiler"}, decode="native")

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from protos.wire.enums import ForwardMode
 from tests.support.attention_cases import LAYER, PLANS, Heads, Step, planned
 from tests.support.attention_setups import KEEPS_BITS, names_of
 from worker_svc.batch.forward_batch import PaddedShape
+from worker_svc.batch.sink_batch import sink_batch
 
 HEADS = {
     "grouped": Heads(),
@@ -155,6 +157,30 @@ def test_padding_rows_and_tokens_change_no_real_output(setup, plan, rows, tokens
         setup.backend(pool, step.heads), pool, padded=PaddedShape(num_reqs=rows, num_tokens=tokens, num_logits=rows)
     )
     torch.testing.assert_close(found, known, atol=setup.tolerance, rtol=setup.tolerance)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@every_setup
+def test_a_plan_at_fixed_addresses_gives_every_decode_step_what_its_own_plan_gives(setup, window):
+    pool = setup.pool(float("nan"), window_tokens=window)
+    backend, shape = setup.backend(pool), PaddedShape(num_reqs=8, num_tokens=8, num_logits=8)
+    if (why := backend.why_not_fixed(ForwardMode.DECODE, max_reqs=8)) is not None:
+        assert "addresses" in why
+        return
+    example = sink_batch(ForwardMode.DECODE, num_sub_pools=1, device=torch.device(setup.device)).pad(shape)
+    plan = backend.fixed_plan(example)
+    metadata = plan.metadata
+    for prefixes in ([0, 15, 16, 63, 64, 200], [250], [3, 31, 130, 7, 47, 48, 80, 95]):
+        step = Step(prefixes=prefixes, lens=[1] * len(prefixes), dtype=setup.dtype, seed=len(prefixes))
+        step.store(pool)
+        if window:
+            step.forget_before(window)
+        plan.fill(step.batch(pool).pad(shape))
+        assert plan.metadata is metadata
+        tensors = step.new_tensors(device=pool.keys(LAYER).device, padding=8 - len(prefixes))
+        found = backend.run(*tensors, layer=LAYER, metadata=metadata)[: len(prefixes)].cpu()
+        known = step.dense(window=window, kv_dtype=setup.kv_dtype)
+        torch.testing.assert_close(found.double(), known, atol=setup.tolerance, rtol=setup.tolerance)
 
 
 @every_setup

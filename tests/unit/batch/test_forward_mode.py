@@ -38,7 +38,7 @@ def test_the_columns_are_those_of_the_table():
 
 
 @pytest.mark.parametrize(("mode", "column", "flag"), CELLS)
-def test_every_cell(mode, column, flag):
+def test_every_predicate_of_every_mode_is_that_of_the_truth_table(mode, column, flag):
     assert getattr(traits_of(mode), column) is (flag == "y")
 
 

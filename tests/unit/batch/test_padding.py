@@ -89,7 +89,7 @@ def test_a_relabelled_batch_keeps_its_logical_mode_through_padding():
 
 
 @pytest.mark.parametrize("case", [case for case in VECTORS["trim"] if case["mode"] in ("EXTEND", "DECODE")])
-def test_trimming_keeps_the_rows_of_the_known_cases(case):
+def test_trimming_keeps_the_known_rows_and_one_sampled_id_a_request(case):
     lengths = case["extend_lens"]
     batch = build(plans.make_extend_plan(lengths) if lengths else plans.make_decode_plan(case["num_reqs"]))
     padded = batch.pad(shape(batch, rows=4, tokens=4, logits=3))

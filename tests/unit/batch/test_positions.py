@@ -25,7 +25,7 @@ def test_decode_vectors(case):
     assert decode_positions(i32(case["seq_lens"])).tolist() == case["positions"]
 
 
-def test_the_example_of_the_design():
+def test_prefixes_0_and_5_of_3_and_2_tokens_are_positions_0_1_2_5_6_and_length_0_is_position_0():
     assert extend_positions(i32([0, 5]), i32([3, 2])).tolist() == [0, 1, 2, 5, 6]
     assert start_offsets(i32([3, 2])).tolist() == [0, 3]
     assert decode_positions(i32([0])).tolist() == [0]

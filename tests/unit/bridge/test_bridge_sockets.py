@@ -1,7 +1,6 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 
 from protos.forwardplane.v1.bridge_pb2 import AbortAnswer, AbortOrder, CancelStream, EdgeToCore, SubmitStream
@@ -9,6 +8,7 @@ from protos.wire.enums import FinishReason
 from protos.wire.errors import QueueFull, UnavailableError
 from scheduler_svc.bridge.client import BridgeClient
 from scheduler_svc.bridge.frames import frame
+from scheduler_svc.bridge.next_tokens import next_tokens_from_message
 from scheduler_svc.bridge.outbox import Outbox
 from scheduler_svc.bridge.server import BridgeServer
 from scheduler_svc.bridge.views import LoadView, ModelView
@@ -114,10 +114,12 @@ async def test_one_step_of_the_core_is_one_message_per_edge(path):
         assert outbox.take() == {}
         to_first, to_second = await first.receive(), await second.receive()
     (update,) = to_first.updates
-    assert np.frombuffer(update.token_ids, "<i4").tolist() == [5]
+    assert list(next_tokens_from_message(to_first.next_tokens)) == [(7, 0, 5)]
+    assert not update.token_ids
     assert update.HasField("finish")
     assert not to_first.HasField("model")
-    assert (to_second.updates[0].first_pos, to_second.model.serving, to_second.load.requests_running) == (3, True, 4)
+    assert list(next_tokens_from_message(to_second.next_tokens)) == [(7, 3, 6)]
+    assert (to_second.model.serving, to_second.load.requests_running) == (True, 4)
 
 
 async def test_an_abort_goes_to_the_edge_that_has_the_request_and_its_answer_back(path):

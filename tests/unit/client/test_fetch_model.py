@@ -233,12 +233,24 @@ def test_a_file_that_is_no_model_is_refused_and_leaves_nothing(tmp_path, content
     assert not (tmp_path / "cache").exists() or leftovers(tmp_path) == []
 
 
-def test_a_token_id_beyond_the_vocabulary_is_refused(tmp_path):
+BOOL = 7
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (g.entry("tokenizer.ggml.eot_token_id", g.U32, 300), "eot_token_id is 300, must be an integer from 0 to 299"),
+        (g.entry("general.sampling.temp", g.STRING, "hot"), r"general\.sampling\.temp is .*, must be a finite number"),
+        (g.entry("general.sampling.min_p", BOOL, True), r"general\.sampling\.min_p is .*, must be a finite number"),
+        (g.entry("general.sampling.top_p", g.F32, float("nan")), r"general\.sampling\.top_p is .*, must be a finite"),
+        (g.entry("general.sampling.top_k", g.F32, 0.5), r"general\.sampling\.top_k is 0\.5, must be an integer from 0"),
+    ],
+)
+def test_a_setting_of_the_file_that_is_out_of_range_or_of_another_kind_is_refused_by_its_key(tmp_path, entry, message):
     shape = Shape()
-    extra = [*metadata(shape), g.entry("tokenizer.ggml.eot_token_id", g.U32, 300)]
     tensors = [g.f32_tensor(name, values) for name, values in parameters(shape).items()]
-    file = g.write(tmp_path / "m.gguf", g.gguf(metadata=extra, tensors=tensors))
-    with pytest.raises(InvalidModelFile, match="eot_token_id is 300, must be an integer from 0 to 299"):
+    file = g.write(tmp_path / "m.gguf", g.gguf(metadata=[*metadata(shape), entry], tensors=tensors))
+    with pytest.raises(InvalidModelFile, match=message):
         prepare_folder(file, cache=tmp_path / "cache")
 
 

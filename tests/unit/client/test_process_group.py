@@ -71,6 +71,20 @@ def test_a_part_that_may_not_be_restarted_ends_all(group):
         made.supervise()
 
 
+def test_a_part_that_is_stopped_before_it_listens_to_signals_ended_well(group):
+    made, _ = group
+    made.start([command("-c", "import time; time.sleep(60)")])
+    assert made.stop() == 0
+
+
+def test_a_part_that_somebody_else_ended_did_not(group):
+    made, _ = group
+    made.start([command("-c", "import time; time.sleep(60)")])
+    psutil.Process(*made.pids()).terminate()
+    until_ended(made)
+    assert made.stop() != 0
+
+
 def test_kill_ends_a_part_that_does_not_listen_while_stop_waits(group):
     made, _ = group
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"

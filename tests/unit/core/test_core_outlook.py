@@ -64,7 +64,7 @@ def test_a_row_that_is_lost_anyway_is_not_waited_for():
 def test_a_request_keeps_time_for_those_that_come_later():
     harness = measured_harness()
     harness.submit(make_spec(1, prompt=1, max_tokens=100, deadline_s=1000.0))
-    harness.submit(make_spec(2, prompt=1, max_tokens=100, deadline_s=16.0))
+    harness.submit(make_spec(2, prompt=1, max_tokens=100, deadline_s=20.0))
     assert running(harness) == [1]
     assert harness.end(2) is None
     harness.submit(make_spec(3, prompt=1, max_tokens=100, deadline_s=60.0))
@@ -72,6 +72,21 @@ def test_a_request_keeps_time_for_those_that_come_later():
 
     harness.cancel(2)
     assert running(harness) == [1, 3]
+
+
+@pytest.mark.parametrize(("max_tokens", "deadline_s"), [(1, 1.0), (1, 5.0), (20, 10.0), (100, 60.0)])
+def test_a_long_generation_of_another_keeps_nobody_waiting(max_tokens, deadline_s):
+    harness = measured_harness()
+    harness.submit(make_spec(1, prompt=1, max_tokens=1000, deadline_s=100_000.0))
+    harness.submit(make_spec(2, prompt=1, max_tokens=max_tokens, deadline_s=deadline_s))
+    assert running(harness) == [1, 2]
+
+
+def test_no_time_is_kept_for_what_waiting_cannot_help():
+    harness = measured_harness()
+    harness.submit(make_spec(1, prompt=1, max_tokens=100, deadline_s=1000.0))
+    harness.submit(make_spec(2, prompt=1, max_tokens=100, deadline_s=16.0))  # 11.5 s even alone
+    assert running(harness) == [1, 2]
 
 
 def test_what_cannot_be_done_any_more_is_refused_when_its_turn_comes():

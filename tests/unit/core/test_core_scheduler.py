@@ -4,7 +4,8 @@ import pytest
 
 from protos.wire.enums import FinishReason
 from protos.wire.errors import InternalFault, UnsupportedFeature
-from scheduler_svc.core.events import RequestFinished, ResultReceived, SendPlan, WorkerAttached
+from scheduler_svc.core.counters import MigrationCause
+from scheduler_svc.core.events import RequestFinished, ResultReceived, SendPlan, WorkerAttached, WorkerLost
 from scheduler_svc.core.request import RequestStatus, new_request
 from scheduler_svc.core.scheduler import step, wake_at
 from scheduler_svc.core.settings import CoreSettings
@@ -115,6 +116,22 @@ def test_a_lost_workers_requests_go_on_elsewhere_with_the_same_tokens(window):
     assert harness.state.counters.migrations == 3
     assert harness.state.counters.late_results == 1
     assert_right_output(harness)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"died": True}, MigrationCause.WORKER_DIED),
+        ({"drained": True}, MigrationCause.DRAIN),
+        ({}, MigrationCause.WORKER_LOST),
+    ],
+)
+def test_a_migration_is_counted_by_what_became_of_the_worker(how, cause):
+    harness = make_harness()
+    harness.submit(*[make_spec(stream, max_tokens=8) for stream in range(2)])
+    harness.step(WorkerLost("w0", **how))
+
+    assert harness.state.counters.migrations_by_cause == {**dict.fromkeys(MigrationCause, 0), cause: 2}
 
 
 def test_a_lost_workers_requests_wait_for_its_return():

@@ -1,6 +1,7 @@
 """What is called of torch's CUDA graphs, checked without a GPU: each call binds to torch's signature, in order."""
 
 import inspect
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -41,19 +42,26 @@ class CudaCalls:
     def __init__(self, patch):
         self.events, self.fails = [], set()
         self.reserved = iter((100, 300, 300, 250))
-        self.main, self.capture = (Recorded(self.events, name) for name in ("main", "capture"))
+        self.main, self.capture, self.side = (Recorded(self.events, name) for name in ("main", "capture", "side"))
+        self.streams = iter((self.capture, self.side))
         functions = {
             "graph_pool_handle": lambda: "pool",
-            "Stream": lambda device: self.capture,
+            "Stream": lambda device: next(self.streams),
             "CUDAGraph": lambda: Recorded(self.events, "graph", self.fails),
             "current_stream": lambda device: self.main,
             "memory_reserved": lambda device: next(self.reserved),
-            "stream": lambda stream: torch.autograd.profiler.record_function(f"on {stream}"),
+            "stream": self.on_stream,
             "synchronize": lambda device: self.events.append(("device", "synchronize")),
         }
         for name, function in functions.items():
             real = inspect.signature(getattr(torch.cuda, name))
             patch.setattr(torch.cuda, name, bound(real, function))
+
+    @contextmanager
+    def on_stream(self, stream):
+        if stream is self.side:
+            self.events.append(("side", "works"))
+        yield
 
 
 def bound(signature, function):
@@ -69,29 +77,61 @@ def calls(monkeypatch):
     return CudaCalls(monkeypatch)
 
 
+FORK = [("side", "wait_stream", "capture"), ("side", "works")]
+JOIN = ("capture", "wait_stream", "side")
+
+
+def named(events):
+    return [tuple(part.name if isinstance(part, Recorded) else part for part in event) for event in events]
+
+
+@pytest.mark.parametrize("joins", [lambda capture: capture.join(), lambda capture: capture.marked(len, ([],), {})])
+def test_work_beside_is_joined_when_it_is_asked_for_and_before_a_marked_call(calls, joins):
+    with CudaGraphDevice(DEVICE).session() as session:
+        capture = session.begin()
+        for _ in range(2):
+            with capture.beside():
+                pass
+            joins(capture)
+        capture.end()
+    begin, *forks, end = named(calls.events)[1:-1]
+    assert (begin[1], end) == ("capture_begin", ("graph", "capture_end"))
+    assert forks == [*FORK, JOIN, *FORK, JOIN]
+
+
+def test_work_beside_a_capture_that_is_abandoned_is_joined_first(calls):
+    with CudaGraphDevice(DEVICE).session() as session:
+        capture = session.begin()
+        with capture.beside():
+            pass
+        capture.abandon()
+    assert named(calls.events)[-4:-1] == [FORK[1], JOIN, ("graph", "capture_end")]
+
+
 def test_a_capture_runs_on_its_own_stream_joins_what_was_forked_and_shares_the_pool(calls):
-    device, side = CudaGraphDevice(DEVICE), Recorded(calls.events, "side")
+    device = CudaGraphDevice(DEVICE)
     device.synchronise()
     with device.session() as session:
         for _ in range(2):
             capture = session.begin()
-            capture.fork(side)
             assert capture.marked(lambda value, *, plus: value + plus, (torch.ones(1),), {"plus": 2}).item() == 3
+            with capture.beside():
+                pass
             graph = capture.end()
             capture.abandon()
     graph.replay()
     one_capture = [
         ("graph", "capture_begin", "pool", "thread_local"),
-        ("side", "wait_stream", calls.capture),
-        ("capture", "wait_stream", side),
+        *FORK,
+        JOIN,
         ("graph", "capture_end"),
     ]
-    assert calls.events == [
+    assert named(calls.events) == [
         ("device", "synchronize"),
-        ("capture", "wait_stream", calls.main),
+        ("capture", "wait_stream", "main"),
         *one_capture,
         *one_capture,
-        ("main", "wait_stream", calls.capture),
+        ("main", "wait_stream", "capture"),
         ("graph", "replay"),
     ]
     assert device.pool_bytes() == 200

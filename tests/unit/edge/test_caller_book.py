@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from protos.wire.errors import InvalidRequest, QuotaExceeded, Unauthenticated
-from scheduler_svc.edge.caller_book import MAX_TOKEN_BYTES, CallerBook
+from scheduler_svc.edge.caller_book import MAX_TENANT_CLASSES, MAX_TOKEN_BYTES, OTHER_CLASSES, CallerBook
 from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity, CallerLimits
 from scheduler_svc.edge.caller_quotas import CallerQuotas
 from tests.support.callers import caller_entry
@@ -175,3 +175,32 @@ def test_a_caller_has_one_share_whatever_its_salts_and_its_own_prefixes():
     assert shared[0].isolation_domain("s") == shared[1].isolation_domain("s")
     assert CallerIdentity("c", domain="a").isolation_domain("") != a.isolation_domain(""), "a name is not a domain"
     assert ANONYMOUS.share_domain == b""
+
+
+def classes(*names):
+    return "".join(caller_entry(name, f"token-{name}", tenant_class=f'"{name}"') for name in names)
+
+
+def test_a_callers_tokens_are_counted_under_its_class(tmp_path):
+    book, _, _ = book_of(tmp_path, classes("gold") + caller_entry("b", "token-b"))
+
+    assert book.of_token(b"token-gold").tenant_class == "gold"
+    assert book.of_token(b"token-b").tenant_class == ANONYMOUS.tenant_class == "default"
+
+
+def test_classes_are_few_in_a_file_and_in_a_processs_life(tmp_path):
+    names = [f"c{number}" for number in range(MAX_TENANT_CLASSES + 1)]
+    with pytest.raises(InvalidRequest, match="more than 16 values of tenant_class"):
+        book_of(tmp_path, classes(*names))
+    book, path, clock = book_of(tmp_path, classes(*names[:-1]))
+    path.write_text(classes("c0", names[-1]))
+    clock.now += 10
+
+    assert book.of_token(b"token-c0").tenant_class == "c0"
+    assert book.of_token(f"token-{names[-1]}".encode()).tenant_class == OTHER_CLASSES
+
+
+@pytest.mark.parametrize("name", ["Gold", "a b", "x" * 33, "1a"])
+def test_a_class_that_could_not_be_a_label_is_refused(tmp_path, name):
+    with pytest.raises(InvalidRequest, match="tenant_class"):
+        book_of(tmp_path, classes(name))

@@ -16,9 +16,11 @@ from protos.forwardplane.v1.bridge_pb2 import (
 from protos.forwardplane.v1.generate_pb2 import FlushCacheReply
 from protos.forwardplane.v1.sampling_pb2 import Finish, FinishReason
 from protos.wire.errors import CapacityError, DataFault, QueueFull, UnavailableError, UnknownRequest
+from scheduler_svc.bridge.next_tokens import next_tokens_to_message
 from scheduler_svc.edge.caller_identity import ANONYMOUS, CallerIdentity
 from scheduler_svc.edge.caller_stream import CallerStream, StreamNames
 from scheduler_svc.edge.core_link import CoreLink
+from scheduler_svc.edge.model_facts import model_facts
 from scheduler_svc.edge.slow_readers import DEFAULT_LIMITS, ReaderLimits
 from scheduler_svc.text.stream_text import StreamText
 from tests.support.edge_harness import tiny_card
@@ -72,9 +74,8 @@ class Rig:
     def __init__(self, folder: Path, max_streams: int = 10, limits: ReaderLimits = DEFAULT_LIMITS) -> None:
         self.tokenizer = text_tokenizer(folder)
         self.connection = Connection()
-        self.link = CoreLink(
-            self.connection, tiny_card(2), has_chat_template=False, max_streams=max_streams, reader_limits=limits
-        )
+        facts = model_facts(tiny_card(2), CoreModel(), has_chat_template=False)
+        self.link = CoreLink(self.connection, facts, max_streams=max_streams, reader_limits=limits)
         self.gone = 0
 
     async def __aenter__(self) -> "Rig":
@@ -108,6 +109,43 @@ def tokens(stream: CallerStream, ids: bytes, **fields: object) -> CoreToEdge:
     message = CoreToEdge()
     message.updates.add(stream_id=stream.names.stream_id, token_ids=np.array(list(ids), "<i4").tobytes(), **fields)
     return message
+
+
+def next_tokens(*tokens: tuple[CallerStream, int, str]) -> CoreToEdge:
+    columns = [(stream.names.stream_id, position, ord(letter)) for stream, position, letter in tokens]
+    return CoreToEdge(next_tokens=next_tokens_to_message(columns))
+
+
+async def test_next_tokens_reach_their_streams_in_order_before_what_else_is_said(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        first, second = rig.open(), rig.open()
+        message = next_tokens((first, 0, "a"), (second, 0, "x"), (first, 1, "b"))
+        message.updates.add(stream_id=first.names.stream_id, finish=Finish(reason=FinishReason.FINISH_REASON_LENGTH))
+        await rig.say(message)
+        last = await first.next_chunk()
+        assert (last.text, last.HasField("finish")) == ("ab", True)
+        assert (await second.next_chunk()).text == "x"
+        assert rig.link.num_streams == 1
+        await rig.say(next_tokens((first, 2, "c"), (second, 1, "y")))  # the first is over
+        assert (await second.next_chunk()).text == "y"
+
+
+async def test_a_stop_string_in_a_next_token_cancels_the_stream_in_the_core(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        stream = rig.open(stops=["."])
+        await rig.say(next_tokens((stream, 0, "a"), (stream, 1, "."), (stream, 2, "b")))
+        assert (await stream.next_chunk()).text == "a"
+        assert [cancel.stream_id for cancel in rig.connection.cancels] == [stream.names.stream_id]
+        assert rig.link.num_streams == 0
+
+
+async def test_a_next_token_of_another_position_ends_its_stream_alone(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        first, second = rig.open(), rig.open()
+        await rig.say(next_tokens((first, 1, "a"), (second, 0, "x")))
+        assert first.error is not None
+        assert first.error.field == "first_pos"
+        assert (await second.next_chunk()).text == "x"
 
 
 async def test_updates_reach_their_stream_and_unknown_ones_nobody(tmp_path: Path) -> None:

@@ -30,3 +30,16 @@ def test_calls_are_counted_by_method_and_code() -> None:
     assert value("requests_total", method="Generate", code="OK") == 1
     assert value("requests_total", method="GetLoad", code="UNAVAILABLE") == 1
     assert value("request_duration_seconds_sum") == 0.25
+
+
+def test_tokens_are_counted_by_class_and_kind() -> None:
+    registry = CollectorRegistry()
+    metrics = create_edge_metrics(registry)
+    metrics.tenant_used("gold", prompt_tokens=5, output_tokens=7)
+    metrics.tenant_used("gold", prompt_tokens=0, output_tokens=3)
+
+    def value(**labels: str) -> float | None:
+        return registry.get_sample_value(PREFIX + "tenant_tokens_total", labels)
+
+    assert value(tenant_class="gold", kind="prompt") == 5
+    assert value(tenant_class="gold", kind="output") == 10

@@ -1,7 +1,9 @@
 """One suite for every graph back-end, on the CPU's tape and on a GPU's graphs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from protos.wire.errors import InternalFault
 from worker_svc.device.break_points import BreakPoints
 from worker_svc.device.cuda_graphs import CudaGraphDevice
 from worker_svc.device.device_graph import CaptureError, GraphDevice
-from worker_svc.device.tape import TapeDevice
+from worker_svc.device.tape import TapeCapture, TapeDevice, TapeSession
 from worker_svc.graph_backends.base import GraphBackend
 from worker_svc.graph_backends.breakable import BreakableBackend
 from worker_svc.graph_backends.compiled import CompiledBackend, why_not_compiled
@@ -260,6 +262,89 @@ def test_other_work_may_run_at_every_pause(bench: Bench) -> None:
         bench.fill(9)
         assert_replays(bench, backend, 16)
         assert_replays(bench, backend, 32)
+
+
+JOINS = ("asked for", "marked call", "end")
+
+
+def work_beside(bench: Bench, how: str) -> Callable[[], tuple[Tensor, ...]]:
+    """Two stretches that may run at once, and their join."""
+
+    def run() -> tuple[Tensor, ...]:
+        scaled = bench.inputs[:8] * 2
+        with bench.breaks.beside():
+            summed = scaled.cumsum(0) @ bench.weights[0]
+        turned = scaled.sin()
+        if how == "asked for":
+            bench.breaks.join()
+            return (summed + turned,)
+        if how == "marked call":
+            mixed = bench.breaks.call(torch.add, summed, turned)
+            assert isinstance(mixed, Tensor)
+            with bench.breaks.beside():
+                shifted = mixed + 1
+            return shifted, mixed * 2
+        return summed, turned
+
+    return run
+
+
+@pytest.mark.parametrize("how", JOINS)
+@pytest.mark.parametrize("name", ["full", "breakable"])
+def test_work_beside_other_work_is_done_before_what_follows_their_join(bench: Bench, name: str, how: str) -> None:
+    backend, work = bench.backend(name), work_beside(bench, how)
+    backend.capture(how, work)
+    for seed in range(3):
+        bench.fill(seed)
+        for found, known in zip(backend.replay(how), work(), strict=True):
+            torch.testing.assert_close(found, known, rtol=0, atol=0 if bench.where.type == "cpu" else 1e-4)
+
+
+class Watched(TapeDevice):
+    """A tape that writes down what its captures are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    @contextmanager
+    def session(self) -> Iterator[TapeSession]:
+        self.arena.start_session()
+        session = TapeSession(self.arena)
+        session.begin = self._begin  # type: ignore[method-assign]
+        yield session
+
+    def _begin(self) -> TapeCapture:
+        capture = TapeCapture(self.arena)
+        self.events.append("begin")
+        for name in ("beside", "join", "end"):
+            setattr(capture, name, self._watched(name, getattr(capture, name)))
+        return capture
+
+    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call() -> Any:
+            self.events.append(name)
+            return function()
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "events"),
+    [
+        ("full", "asked for", "begin beside join join end"),
+        ("full", "end", "begin beside join end"),
+        ("breakable", "asked for", "begin beside join join end"),
+        ("breakable", "marked call", "begin beside join end begin beside join end"),
+        ("breakable", "end", "begin beside join end"),
+    ],
+)
+def test_a_segment_joins_what_was_forked_before_anything_is_copied_out_of_it(name: str, how: str, events: str) -> None:
+    device = Watched()
+    with torch.inference_mode():
+        bench = Bench(device, where="cpu")
+        bench.backend(name).capture(how, work_beside(bench, how))
+    assert device.events == events.split()
 
 
 def test_smaller_buckets_need_no_more_memory() -> None:

@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from protos.wire.enums import Feature, GraphPhase
+from protos.wire.enums import Feature, ForwardMode, GraphPhase
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from tests.support.graph_driver import capture_all, graph_driver, replayed
+from tests.support.inline_tape import InlineTapeDevice
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.device.device_graph import CaptureError
+from worker_svc.forward_context import ForwardContext
 from worker_svc.runners import stack_graphs
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.graph_settings import GraphSettings
-from worker_svc.runners.graph_tools import backend_name
+from worker_svc.runners.graph_tools import GraphTools
 
 SETTINGS = {"numerics": "reproducible", "num_pages": 60, "max_rows": 16, "max_tokens": 64, "threads": 1}
 GRAPHS = GraphSettings(graph="all", decode_buckets=(1, 4), prefill_buckets=(16, 32))
@@ -103,10 +106,31 @@ def test_compiled_without_a_compiler_is_refused_by_name(folder, monkeypatch):
     assert caught.value.field == "prefill_graph_backend"
 
 
-def test_a_gpu_has_no_full_graphs_and_says_so(caplog):
-    assert backend_name(GRAPHS, GraphPhase.DECODE, is_cpu=False) == "breakable"
-    assert "full graphs cannot be had" in caplog.text
-    assert backend_name(GRAPHS, GraphPhase.DECODE, is_cpu=True) == "full"
+class Fixes:
+    """Attention that has plans at fixed addresses for decode steps of up to four rows."""
+
+    def why_not_fixed(self, mode, *, max_reqs):
+        return None if mode is ForwardMode.DECODE and max_reqs <= 4 else f"{mode.name} of {max_reqs} rows"
+
+
+@pytest.mark.parametrize(
+    ("phase", "mode", "max_reqs", "name"),
+    [
+        (GraphPhase.DECODE, ForwardMode.DECODE, 4, "full"),
+        (GraphPhase.DECODE, ForwardMode.DECODE, 5, "breakable"),
+        (GraphPhase.PREFILL, ForwardMode.EXTEND, 1, "breakable"),
+    ],
+)
+def test_where_graphs_hold_marked_calls_full_ones_need_attention_at_fixed_addresses(
+    caplog, phase, mode, max_reqs, name
+):
+    full = replace(GRAPHS, prefill_graph_backend="full")
+    tools = GraphTools(torch.device("cpu"), context=ForwardContext(Fixes()))
+    assert tools.backend(full, phase, mode=mode, max_reqs=max_reqs).name == "full", "the tape calls them"
+    tools.device = InlineTapeDevice()
+    assert tools.backend(full, phase, mode=mode, max_reqs=max_reqs).name == name
+    told = [record for record in caplog.records if "full graphs cannot be had" in record.message]
+    assert [record.why for record in told] == ([] if name == "full" else [f"{mode.name} of {max_reqs} rows"])
 
 
 @pytest.mark.parametrize("is_debugged", [False, True])

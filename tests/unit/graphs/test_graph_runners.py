@@ -11,7 +11,7 @@ import torch
 from protos.wire.enums import GraphPhase, GraphRefusal, HiddenMode
 from protos.wire.plan import GraphChoice
 from tests.support.forwards import CPU, Row
-from tests.support.graph_bench import MODES, GraphBench, same
+from tests.support.graph_bench import GraphBench, same
 from tests.support.tiny_llama import tiny_folder
 from worker_svc.batch.row_groups import HiddenCaptureGroup
 from worker_svc.batch.sink_batch import sink_batch
@@ -178,7 +178,7 @@ def test_other_steps_may_replay_while_a_bucket_is_captured(bench: GraphBench) ->
         assert [same(bench.replay(batch), known) for batch, known in zip((wide, narrow), expected, strict=True)]
 
     for runner, size in ((bench.decode, 8), (bench.prefill, 32)):
-        example = sink_batch(MODES[runner.shapes.phase], num_sub_pools=1, device=CPU)
+        example = sink_batch(runner.shapes.mode, num_sub_pools=1, device=CPU)
         runner.capture(size, example=example, pause=serve)
     assert seen >= 2
     serve()

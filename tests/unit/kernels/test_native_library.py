@@ -1,6 +1,8 @@
 """Building, loading and the pool of threads: what is there is said, what is missing is said in one line."""
 
 import ctypes
+import importlib.util
+import logging
 import shutil
 import time
 
@@ -80,15 +82,53 @@ def test_a_wheel_uses_the_library_that_it_ships(native, monkeypatch, tmp_path):
     assert load_native(cache=tmp_path).path == native.path
 
 
-def test_a_broken_library_is_told_so(monkeypatch, tmp_path):
-    folder = tmp_path / build.fingerprint(build.find_compiler())
-    folder.mkdir()
-    (folder / build.LIBRARY).write_bytes(b"not a library")
+def test_a_wheels_library_is_for_an_old_glibc_where_the_compiler_for_that_is_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "ziglang" else None)
+    portable = build.wheel_compiler()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    own = build.wheel_compiler()
 
-    outcome = load_native(cache=tmp_path)
+    assert "x86_64-linux-gnu.2.17" in portable.command
+    assert portable.platform == "manylinux_2_17_x86_64"
+    assert own == build.Compiler((build.find_compiler(),))
+    assert own.platform is None
+    assert portable.file_flags.keys() == own.file_flags.keys()
+
+
+def test_a_broken_library_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setattr(loading, "SHIPPED", tmp_path / build.LIBRARY)
+    (tmp_path / build.LIBRARY).write_bytes(b"not a library")
+
+    outcome = load_native()
 
     assert isinstance(outcome, NativeUnavailable)
     assert "cannot be loaded" in outcome.reason
+
+
+@pytest.mark.parametrize("damage", [build.LIBRARY, build.CHECKSUM])
+def test_a_damaged_library_in_the_cache_is_built_again_with_one_line(native, monkeypatch, tmp_path, caplog, damage):
+    monkeypatch.setattr(build, "compile_library", lambda _, target: shutil.copy(native.path, target))
+    whole = build.build_library(tmp_path)
+    before = (whole.parent / damage).read_bytes()
+    (whole.parent / damage).write_bytes(before[: len(before) // 2])
+
+    with caplog.at_level(logging.WARNING, logger="kernels.build"):
+        outcome = load_native(cache=tmp_path)
+        again = load_native(cache=tmp_path)
+
+    assert isinstance(outcome, Native)
+    assert isinstance(again, Native)
+    assert whole.read_bytes() == native.path.read_bytes()
+    assert [record.library for record in caplog.records] == [str(whole)]
+
+
+def test_the_library_sees_the_instructions_that_the_system_lists(native):
+    flags = set(loading.CPU_INFO.read_text().split())
+
+    assert native.supports(Variant.AVX2) == loading.NEEDED_FLAGS.issubset(flags)
+    wide = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+    assert native.supports(Variant.AVX512_VNNI) == wide.issubset(flags)
 
 
 def test_a_library_is_built_once(native):

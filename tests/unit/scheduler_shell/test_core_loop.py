@@ -11,6 +11,7 @@ from protos.wire.enums import FinishReason, WorkerState
 from protos.wire.errors import StaleEpoch, UnavailableError
 from protos.wire.result import PlanTimings
 from scheduler_svc.bridge.convert import error_from_message
+from scheduler_svc.bridge.next_tokens import next_tokens_from_message
 from scheduler_svc.core.events import (
     CacheFlushRequested,
     Grammar,
@@ -126,9 +127,16 @@ class Rig:
         return await self.edges.until(last)
 
     def tokens(self, stream_id):
-        return [
-            token for update in self.updates(stream_id) for token in np.frombuffer(update.token_ids, "<i4").tolist()
-        ]
+        found = []
+        for message in self.edges.messages:
+            if message.HasField("next_tokens"):
+                found += [
+                    token for stream, _, token in next_tokens_from_message(message.next_tokens) if stream == stream_id
+                ]
+            for update in message.updates:
+                if update.stream_id == stream_id:
+                    found += np.frombuffer(update.token_ids, "<i4").tolist()
+        return found
 
     def metric(self, name, **labels):
         return self.registry.get_sample_value(PREFIX + name, labels)
@@ -173,7 +181,7 @@ async def test_a_plan_is_written_before_edges_hear_of_the_tokens_of_the_one_befo
             send_plan(plan)
 
         def tell(messages):
-            if any(message.updates for message in messages.values()):
+            if any(message.updates or message.HasField("next_tokens") for message in messages.values()):
                 happened.append("told")
             tell_edges(messages)
 

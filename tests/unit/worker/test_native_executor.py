@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+import torch
 
+from kernels.errors import NativeUnavailable
 from protos.wire.enums import RowFailure
 from protos.wire.errors import UnsupportedFeature
 from tests.support.golden import cases
@@ -14,6 +16,7 @@ from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
 from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
+from worker_svc.runners import native_weights
 from worker_svc.runners.executor_settings import ExecutorSettings
 from worker_svc.runners.graph_settings import GraphSettings
 
@@ -40,6 +43,11 @@ def requests(count):
         )
         for index in range(count)
     ]
+
+
+def of_choice(caplog):
+    """Lines of what chose the kernels."""
+    return [record for record in caplog.records if record.name == "worker_svc.runners.device_side"]
 
 
 @pytest.mark.model
@@ -144,6 +152,33 @@ def test_automatic_choice_falls_back_to_torch_and_says_why(tmp_path, caplog):
     assert [record.why for record in caplog.records] == [
         "the native kernels compute float32 on quantised weights, dtype is bfloat16"
     ]
+
+
+def test_a_weight_type_without_a_native_product_falls_back_with_one_line(tmp_path, caplog):
+    shape = Shape(hidden_size=64, intermediate_size=64, num_q_heads=2, num_kv_heads=1, head_dim=32)
+    with caplog.at_level(logging.WARNING, logger="worker_svc.runners.device_side"):
+        built = build_tp_model_worker(tiny_folder(tmp_path, shape), ExecutorSettings(**(SETTINGS | {"num_pages": 20})))
+    assert built.worker_info().kernels == "torch, native attention"
+    assert [record.why for record in of_choice(caplog)] == ["tensor type 0 has no native product"]
+
+
+@pytest.mark.parametrize(
+    "reason", ["this CPU lacks avx2", "no C++ compiler (g++, clang++, c++) is installed"], ids=["cpu", "compiler"]
+)
+def test_without_the_library_torch_computes_and_one_line_says_why(tmp_path, caplog, monkeypatch, reason):
+    monkeypatch.setattr(native_weights, "load_native", lambda: NativeUnavailable(reason))
+    with caplog.at_level(logging.WARNING, logger="worker_svc.runners.device_side"):
+        built = build_tp_model_worker(tiny_folder(tmp_path), ExecutorSettings(**(SETTINGS | {"num_pages": 20})))
+    assert built.worker_info().kernels == "torch"
+    assert [record.why for record in of_choice(caplog)] == [reason]
+
+
+@pytest.mark.model
+def test_torchs_own_threads_stay_out_of_the_kernels_way():
+    torch.set_num_threads(2)
+    beside = build_tp_model_worker(model_folder(), ExecutorSettings(kernels="native", **(SETTINGS | {"num_pages": 20})))
+    beside.close()
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"page_size": 8}])

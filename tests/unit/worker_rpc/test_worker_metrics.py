@@ -49,13 +49,14 @@ def test_every_name_follows_the_rules(registry, metrics):
 def test_an_executed_plan_is_counted_by_rows_forwards_and_times(registry, metrics):
     plan = make_plan([decode(20), extend(0, 4)])
     result = FakeWorker(make_info()).execute(plan)
-    result = replace(result, timings=PlanTimings(parse_ns=3_000, sample_ns=4_000_000))
+    result = replace(result, timings=PlanTimings(parse_ns=3_000, sample_ns=4_000_000, host_to_device_ns=5_000))
     PlanObserver(metrics).plan_executed(plan, result)
     assert value(registry, "plans_total", outcome=PlanOutcome.EXECUTED) == 1
     assert value(registry, "forwards_total", mode="mixed") == 1
     assert value(registry, "batch_rows_sum") == 2
     assert value(registry, "plan_parse_seconds_sum") == pytest.approx(3e-6)
     assert value(registry, "sample_seconds_sum") == pytest.approx(4e-3)
+    assert value(registry, "h2d_seconds_sum") == pytest.approx(5e-6)
 
 
 def test_an_idle_forward_is_neither_run_nor_missed(registry, metrics):

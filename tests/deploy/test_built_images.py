@@ -1,0 +1,63 @@
+"""The scheduler's image, built without a Docker engine and run as its pod runs it. Minutes long: `make test-images`."""
+
+import pytest
+
+from protos.service.config import EX_CONFIG
+from tests.support.image_builder import ImageBuilder, missing_programs
+from tests.support.manifest_policy import SCHEDULER
+from tests.support.manifests import Manifest, objects
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(missing_programs()), reason=f"missing: {missing_programs()}: make setup-images"),
+]
+MOST_ADDED_BYTES = 300 << 20
+INSIDE = """
+import importlib.util as u, os, runpy, shutil, sys
+print(os.getuid(), [n for n in ("torch", "kernels", "tests", "pip") if u.find_spec(n)], shutil.which("gcc"))
+print(all(u.find_spec(n) for n in ("grpc", "kubernetes_asyncio", "opentelemetry")))
+try:
+    open("/x", "w")
+except OSError as error:
+    print(error.strerror)
+sys.argv = ["scheduler_svc", "--help"]
+runpy.run_module("scheduler_svc", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory):
+    made = ImageBuilder(tmp_path_factory.mktemp("images"))
+    made.make_base()
+    return made
+
+
+@pytest.fixture(scope="module")
+def scheduler(builder):
+    return builder.build("scheduler")
+
+
+def test_it_runs_as_nobody_on_a_read_only_root_with_what_it_needs_and_no_more(builder, scheduler):
+    done = builder.run(scheduler, "-c", INSIDE, options=("--entrypoint", "python3"))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:3] == ["10001 [] None", "True", "Read-only file system"]
+    assert "--lease-object" in done.stdout
+
+
+def test_what_it_adds_to_its_base_is_small(builder, scheduler):
+    added = builder.added_bytes(scheduler)
+    print(f"beyond its base: {added / 2**20:.0f} MiB")
+
+    assert 0 < added < MOST_ADDED_BYTES
+
+
+def test_wrong_settings_of_a_config_map_end_it_with_every_problem(builder, scheduler):
+    settings = {**Manifest(objects("local")).settings(SCHEDULER), "FORWARDPLANE_PORT": "x", "FORWARDPLANE_EDGES": "0"}
+    given = [part for name, value in settings.items() for part in ("--env", f"{name}={value}")]
+    done = builder.run(scheduler, options=tuple(given))
+
+    assert done.returncode == EX_CONFIG, done.stderr
+    assert "port = x" in done.stderr
+    assert "edges = 0" in done.stderr
