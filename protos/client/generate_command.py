@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 
 from protos.client.exit_codes import WrongUsage
+from protos.client.flag_types import OldFile
 from protos.client.generation_client import GenerationClient
 from protos.client.messages import Chat, Chunk, Finish, GenerateOptions, Prompt, TokenIds
 from protos.client.prompt_messages import HiddenStates, TokenLogprob
@@ -35,11 +36,11 @@ class AnswerArguments:
     min_tokens: int | None = None
     """New tokens before the end-of-sequence token may come; text of `--stop`, or an answer that matches as a whole,
     ends it sooner."""
-    json_schema: Path | None = None
+    json_schema: OldFile | None = None
     """File with a JSON schema that the answer has to match."""
     regex: str | None = None
     """Regular expression that the answer has to match."""
-    ebnf: Path | None = None
+    ebnf: OldFile | None = None
     """File with a grammar in Lark syntax that the answer has to match."""
     choice: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     """The answer is one of these; may be given several times."""

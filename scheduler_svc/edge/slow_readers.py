@@ -4,12 +4,15 @@ Guards: what waits for a reader stays small without ending readers who catch up;
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from protos.forwardplane.v1.bridge_pb2 import PauseStream
 from protos.wire.errors import CapacityError
 from scheduler_svc.edge.caller_stream import CallerStream
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,14 @@ class SlowReaders:
             timer.cancel()
 
     def _too_long(self, stream: CallerStream) -> None:
+        _logger.warning(
+            "a caller reads too slowly",
+            extra={
+                "request_id": stream.names.request_id,
+                "output_tokens": stream.usage.output_tokens,
+                "tokens_waiting": stream.ids_for_reader,
+            },
+        )
         message = (
             f"the caller reads too slowly: {stream.ids_for_reader} tokens have waited for {self._limits.paused_s:g} s"
         )

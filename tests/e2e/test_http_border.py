@@ -223,7 +223,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETION, {}, "prompt", "is missing"),
     (COMPLETION, {"prompt": ""}, "prompt", "prompt is empty"),
     (COMPLETION, {"prompt": []}, "prompt", "prompt is empty"),
-    (COMPLETION, {"prompt": [[]]}, "prompt", "prompt is empty"),
+    (COMPLETION, {"prompt": [[]]}, "prompt[0]", "prompt[0] is empty"),
     (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt[1] is empty"),
     (COMPLETION, {"prompt": ["a", 5]}, "prompt[1]", "prompt[1] has to be a text or a list of token ids"),
     (COMPLETION, {"prompt": [["a"]]}, "prompt[0][0]", "prompt[0][0] has to be a whole number"),
@@ -477,7 +477,14 @@ async def test_one_connection_serves_call_after_call(tmp_path: Path) -> None:
         writer.close()
 
 
-async def test_a_reader_who_stops_is_given_up_and_others_do_not_notice(tmp_path: Path) -> None:
+async def rest_of(connection: socket.socket) -> bytes:
+    content = b""
+    while more := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
+        content += more
+    return content
+
+
+async def test_a_reader_who_stops_is_given_up_with_an_error_and_others_do_not_notice(tmp_path: Path, caplog) -> None:
     body = json.dumps({"prompt": "a", "logprobs": 20, "stream": True}).encode()
     model = CoreModel(context_tokens=1_000_000, logits_width=300, max_logprobs=20, serving=True)
     options = {"http_limits": {"write_s": 0.3}, "ids_per_step": 20, "model": model}
@@ -492,7 +499,12 @@ async def test_a_reader_who_stops_is_given_up_and_others_do_not_notice(tmp_path:
                 assert reply.status == 200
             await until(lambda: edge.metric("http_open_calls") == 0, timeout_s=20)
             await until(lambda: not edge.core.streams)
+            content = await asyncio.wait_for(rest_of(stopped), 20)
         assert edge.metric("requests_total", method=COMPLETION, code="RESOURCE_EXHAUSTED") == 1
+        assert b"reads too slowly" in content.rpartition(b"data: ")[2]
+        assert content.endswith(b"0\r\n\r\n")
+        (record,) = [record for record in caplog.records if "reads too slowly" in record.message]
+        assert record.output_tokens > 0
         assert edge.link.num_streams == 0
 
 

@@ -4,6 +4,7 @@ Guards: the first failure ends the others; what was written before it is whole e
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
 from scheduler_svc.edge.stream_record import StreamRecord
 from scheduler_svc.edge.write_pacing import WritePacing
 
+_logger = logging.getLogger(__name__)
+
 OK = "OK"
 
 
@@ -30,7 +33,7 @@ class Answered(NamedTuple):
     code: str
     """Name of the gRPC code that the other door would have given."""
     is_stuck: bool = False
-    """The caller takes nothing more: its connection is to be cut."""
+    """The caller takes nothing more: its connection is to be cut, unless it takes the rest soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,26 @@ async def answer_streamed(begun: Begun, events: EventStream, *, pacing: WritePac
     except EngineError as error:
         if not events.has_begun:
             raise
-        if not events.is_stuck:
+        if events.is_stuck:
+            _note_slow(begun)
+            await events.leave(error_reply(error).body())
+        else:
             with suppress(EngineError):
                 await events.send([error_reply(error).body()])
         return Answered(events.response, error.status, events.is_stuck)
     return Answered(events.response, OK)
+
+
+def _note_slow(begun: Begun) -> None:
+    streams = begun.streams
+    _logger.warning(
+        "a caller reads too slowly",
+        extra={
+            "request_id": streams[0].names.request_id,
+            "output_tokens": sum(stream.usage.output_tokens for stream in streams),
+            "tokens_waiting": sum(stream.ids_for_reader for stream in streams),
+        },
+    )
 
 
 async def _write_streams(begun: Begun, events: EventStream, pacing: WritePacing) -> None:

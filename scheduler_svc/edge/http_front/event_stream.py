@@ -7,6 +7,7 @@ status; a caller that does not read is given up.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +15,8 @@ from aiohttp import web
 from protos.wire.errors import CapacityError, RequestAborted
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_NO_WAIT_S = 0.01
+"""The write itself waits for nothing; only its wait for room behind it is cut short."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -56,6 +59,16 @@ class EventStream:
             EngineError: as `send`.
         """
         await self._write(_DONE)
+
+    async def leave(self, event: Mapping[str, Any]) -> None:
+        """A last event for a caller that takes nothing: behind what waits for it, without waiting until it is taken.
+
+        The connection ends behind it.
+        """
+        self.response.force_close()
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(_NO_WAIT_S):
+                await self.response.write(b"data: " + encode(event) + b"\n\n")
 
     async def _write(self, data: bytes) -> None:
         try:

@@ -4,6 +4,7 @@ An aiohttp server on the edge's event loop; it takes no signals and ticks no clo
 readable call has OpenAI's error shape; a caller who left cancels its call at once; nothing of a call is logged.
 """
 
+import asyncio
 import logging
 import ssl
 import time
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 Endpoint = Callable[[web.Request, CallerIdentity], Awaitable[Answered]]
 
 _STOP_GRACE_S = 1.0
+_LAST_READ_S = 2.0
 _MAX_SHOWN_CHARS = 64
 _MAX_HEADER_BYTES = 8190
 _OPEN_ROUTES = frozenset({"/health"})
@@ -147,7 +149,8 @@ class HttpServer:
             finally:
                 self._calls.call_finished(route, code, seconds=time.monotonic() - began)
             if is_stuck and request.transport is not None:
-                request.transport.abort()
+                # What was written, the error last, is there for a caller that is slow and not gone.
+                asyncio.get_running_loop().call_later(_LAST_READ_S, request.transport.abort)
             return response
 
         return handle

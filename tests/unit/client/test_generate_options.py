@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cyclopts import CycloptsError
 
 from protos.client.command import app
 from protos.client.exit_codes import WrongUsage
@@ -71,6 +72,12 @@ def test_the_command_line_reaches_the_options(tmp_path) -> None:
     assert parsed("--regex [a-z]+").regex == "[a-z]+"
     assert parsed(f"--ebnf {grammar}").ebnf == 'start: "a"'
     assert parsed("--choice yes --choice no").choice == ("yes", "no")
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--ebnf"])
+def test_a_file_that_is_not_there_is_wrong_usage(flag, tmp_path):
+    with pytest.raises(CycloptsError):
+        app.parse_args(["generate", "hi", flag, str(tmp_path / "missing")], exit_on_error=False)
 
 
 @pytest.mark.parametrize("bias", ["5", "a:1"])
