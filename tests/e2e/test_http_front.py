@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from protos.forwardplane.v1.bridge_pb2 import StreamError, SubmitStream
+from protos.forwardplane.v1.bridge_pb2 import CoreToEdge, StreamError, SubmitStream
 from protos.forwardplane.v1.sampling_pb2 import FinishReason
 from scheduler_svc.text.grammar_checker import GrammarChecker
 from scheduler_svc.text.grammar_messages import Greeting
@@ -373,6 +373,27 @@ async def test_what_is_not_offered_or_not_there(tmp_path: Path) -> None:
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
         assert edge.core.submits == []
         assert edge.metric("request_rejections_total", reason="UNKNOWN_MODEL") == 1
+
+
+@pytest.mark.parametrize("prompt", ["abc", ["abc"]])
+async def test_a_failure_behind_the_first_event_speaks_of_the_callers_field(tmp_path: Path, prompt: object) -> None:
+    error = StreamError(reason="INVALID_REQUEST", message="the grammar ends too early", field="grammar")
+    (tmp_path / "model").mkdir()
+    async with (
+        grammars(tmp_path / "model") as checker,
+        front(tmp_path, grammars=checker, step_s=0.01) as (edge, client),
+    ):
+        stream = await client.completions.create(
+            model="tiny", prompt=prompt, stream=True, extra_body={"structured_outputs": {"regex": "[a-z]+"}}
+        )
+        await anext(aiter(stream))
+        message = CoreToEdge()
+        message.updates.add(stream_id=edge.core.submits[0].stream_id, error=error)
+        edge.core.send(message)
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+    assert caught.value.param == "structured_outputs.regex"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -5,8 +5,8 @@ Guards: the first failure ends the others; what was written before it is whole e
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ class Begun:
     streams: Sequence[CallerStream]
     records: Sequence[StreamRecord]
     answer: Answer
+    in_callers_words: Callable[[], AbstractContextManager[None]]
+    """Errors inside are told by the fields that the caller sent."""
 
 
 async def answer_whole(begun: Begun) -> Answered:
@@ -64,7 +66,8 @@ async def answer_streamed(begun: Begun, events: EventStream, *, pacing: WritePac
         EngineError: a failure before the first event.
     """
     try:
-        await _write_streams(begun, events, pacing)
+        with begun.in_callers_words():
+            await _write_streams(begun, events, pacing)
         if has_usage_event:
             await events.send([begun.answer.usage_event([stream.usage for stream in begun.streams])])
         await events.finish()

@@ -75,7 +75,7 @@ class GenerationCalls:
             ) as records:
                 head = self._head(streams[0].names.request_id, asked)
                 answer = asked.answer(head, streams, tokenizer=self._parts.tokenizer, facts=link.facts)
-                begun = Begun(streams=streams, records=records, answer=answer)
+                begun = Begun(streams=streams, records=records, answer=answer, in_callers_words=asked.in_callers_words)
                 if not asked.is_streamed:
                     return await answer_whole(begun)
                 events = EventStream(http, request_id=head.request_id, write_limit_s=self._write_limit_s)
