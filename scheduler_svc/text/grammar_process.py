@@ -36,6 +36,8 @@ from scheduler_svc.text.grammar_words import library_message
 _LENGTH = struct.Struct("<I")
 _FULL_SHARE = 0.6
 _PAGE_BYTES = resource.getpagesize()
+_LIBRARY_OPTIONS = "x-guidance"
+"""The library would read a schema by what stands there, and then leave words of it out."""
 READY = b"ready"
 NOT_USABLE = b"not usable"
 """Answers to the greeting."""
@@ -230,6 +232,8 @@ def _schema(text: str) -> dict[str, Any]:
         raise GrammarRefused("it is nested too deeply") from error
     if not isinstance(schema, dict):
         raise GrammarRefused("it is not a JSON object")
+    if _LIBRARY_OPTIONS in schema:
+        raise GrammarRefused(f"{_LIBRARY_OPTIONS} is not offered: how a schema is read is not a caller's choice")
     return schema
 
 

@@ -27,6 +27,7 @@ _FORMATS = frozenset(_FORMATS_IN_ROWS.split())
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _QUOTED = re.compile(r"\"([^\"]*)\"?|'([^']*)'")
 _BARE = re.compile(r"((?:Invalid type|Unknown format|Unknown common regex|circular reference in token|, got):? )(.+)")
+_PATTERN = re.compile(r"(in regex )/.*")
 _GRAMMAR_NAME = re.compile(r"@\S+")
 _LISTED = ("; following", "following are available")
 _SIGN = re.compile(r"[^\w\s]{1,3}|\\n")
@@ -44,6 +45,7 @@ def library_message(text: str) -> str:
     told = _PLACE.sub("", told, count=1)
     for listed in _LISTED:
         told = told.partition(listed)[0]
+    told = _PATTERN.sub(r"\1/.../", told)
     told = _BARE.sub(lambda found: found[1] + (found[2] if found[2] in _FORMATS else "..."), told)
     told = _GRAMMAR_NAME.sub("@...", _QUOTED.sub(_shown, told)).strip(" ;")[:_MAX_MESSAGE_CHARS].strip()
     return f"line {place[1]}, column {place[2]}: {told}" if place else told

@@ -204,6 +204,7 @@ def test_what_the_library_quotes_is_left_out():
     assert library_message('expected "se') == 'expected "..."'
     assert library_message("Expected token ')', found 'se'") == "Expected token ')', found '...'"
     assert library_message("") == "it cannot be used"
+    assert "secret" not in library_message("lookarounds not supported yet; WordUnicode in regex /\\bsecret/")
     assert library_message("NoExtensionBias") == "no text matches it"
     assert len(library_message("x" * 900)) == 200
 
@@ -223,6 +224,10 @@ def test_what_the_library_quotes_is_left_out():
         ({"format": "secret", "type": "string"}, "Unknown format: ..."),
         ({"$ref": "#/$defs/secret"}, "Pointer '...' does not exist"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "use anyOf"),
+        (
+            {"x-guidance": {"lenient": True, "secret": 1}, "type": "array", "uniqueItems": True},
+            "x-guidance is not offered",
+        ),
     ],
 )
 def test_a_schema_is_refused_by_the_specifications_words_and_without_its_own(rows, schema, told):
