@@ -484,7 +484,10 @@ async def rest_of(connection: socket.socket) -> bytes:
     return content
 
 
-async def test_a_reader_who_stops_is_given_up_with_an_error_and_others_do_not_notice(tmp_path: Path, caplog) -> None:
+async def test_a_reader_who_stops_is_given_up_with_an_error_and_others_do_not_notice(
+    tmp_path: Path, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.edge.http_front.http_server._LAST_READ_S", 1.0)
     body = json.dumps({"prompt": "a", "logprobs": 20, "stream": True}).encode()
     model = CoreModel(context_tokens=1_000_000, logits_width=300, max_logprobs=20, serving=True)
     options = {"http_limits": {"write_s": 0.3}, "ids_per_step": 20, "model": model}
@@ -506,6 +509,8 @@ async def test_a_reader_who_stops_is_given_up_with_an_error_and_others_do_not_no
         (record,) = [record for record in caplog.records if "reads too slowly" in record.message]
         assert record.output_tokens > 0
         assert edge.link.num_streams == 0
+        await asyncio.sleep(1.1)  # the connection is over by then, and is not cut once more
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_thousand_calls_leave_nothing(tmp_path: Path) -> None:

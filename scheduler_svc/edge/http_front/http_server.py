@@ -150,7 +150,7 @@ class HttpServer:
                 self._calls.call_finished(route, code, seconds=time.monotonic() - began)
             if is_stuck and request.transport is not None:
                 # What was written, the error last, is there for a caller that is slow and not gone.
-                asyncio.get_running_loop().call_later(_LAST_READ_S, request.transport.abort)
+                asyncio.get_running_loop().call_later(_LAST_READ_S, _cut, request.transport)
             return response
 
         return handle
@@ -214,6 +214,12 @@ def _silent_logger() -> logging.Logger:
     silent = logging.getLogger(f"{__name__}.aiohttp")
     silent.setLevel(logging.CRITICAL + 1)
     return silent
+
+
+def _cut(transport: asyncio.Transport) -> None:
+    """End the connection, unless its end has come by itself; a transport that is closed can no longer be aborted."""
+    if not transport.is_closing() or transport.get_write_buffer_size():
+        transport.abort()
 
 
 async def _or_refusal(answering: Awaitable[Answered]) -> Answered:
