@@ -61,6 +61,12 @@ SERVICE = Board(
                     ),
                 ),
                 Panel(
+                    title="Closed connections",
+                    help="Connections of a hardened port that were ended, since they wasted most of their calls.",
+                    queries=one(rate(scheduler("closed_connections_total")), "closed"),
+                    unit=Unit.PER_SECOND,
+                ),
+                Panel(
                     title="Bytes of running requests",
                     help="Prompts and options that edges hold, together and of the caller with the most.",
                     queries=(
