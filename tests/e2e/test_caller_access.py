@@ -163,7 +163,7 @@ async def test_prompts_of_one_call_count_one_by_one_and_ended_streams_make_room(
     async with edge_of(tmp_path, *entries) as (edge, _):
         three = generate_pb2.GenerateOnceRequest(requests=[request()] * 3)
         two = generate_pb2.GenerateOnceRequest(requests=[request()] * 2)
-        assert await refused(edge.stub.GenerateOnce(three, metadata=bearer("secret-a"))) == "RESOURCE_EXHAUSTED"
+        assert await refused(edge.stub.GenerateOnce(three, metadata=bearer("secret-a"))) == "FAILED_PRECONDITION"
         assert edge.link.num_streams == 0
         await edge.stub.GenerateOnce(two, metadata=bearer("secret-a"))
         assert await refused(edge.stub.GenerateOnce(two, metadata=bearer("secret-a"))) == "RESOURCE_EXHAUSTED"

@@ -7,7 +7,7 @@ import pytest
 from protos.wire.delta_making import changes_of
 from protos.wire.digest import plan_digest
 from protos.wire.enums import Feature
-from tests.e2e.test_worker_service_calls import attached, serving
+from tests.e2e.test_worker_service_calls import serving
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import CORE_FEATURES, decode, extend, make_info, make_limits, make_plan, with_element
 
@@ -18,7 +18,7 @@ INFO = make_info(features=CORE_FEATURES | {Feature.DELTAS}, limits=make_limits(w
 async def rig():
     executor = FakeExecutor(INFO)
     async with serving(build=lambda: executor) as (_, client, _):
-        await attached(client)
+        await client.attached()
         stream, _ = await client.open()
         yield executor, stream, client
     assert executor.is_closed

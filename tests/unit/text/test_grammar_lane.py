@@ -66,7 +66,7 @@ async def test_rows_of_one_process_are_answered_together_and_in_their_own_words(
         good, bad = await asker.ask(((0, 1), REGEX, []), ((0, 2), GrammarSource(GrammarKind.REGEX, "("), []))
         assert {A, B} <= allowed(good)
         assert isinstance(bad, InvalidRequest)
-        assert (bad.field, bad.message) == ("regex", "regex cannot be used: error: unclosed group")
+        assert (bad.field, bad.message) == ("regex", "regex cannot be used: line 1, column 8: error: unclosed group")
         pid = lane.pid
         (after,) = await asker.ask(((0, 1), REGEX, [A] * 6))
         assert not {A, B} & allowed(after)
