@@ -12,7 +12,6 @@ from typing import Protocol
 from protos.wire.enums import FinishReason
 from protos.wire.errors import StaleEpoch, SyncError, UnavailableError
 from protos.wire.plan import ForwardPlan
-from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.bridge.outbox import Messages, Outbox
 from scheduler_svc.core.events import (
     Event,
@@ -37,11 +36,10 @@ from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.observation import (
     Exporter,
     IntegrityWatch,
+    KnownWorkers,
     ObservedLink,
     WaitingCount,
-    cache_size,
     load_view,
-    model_view,
 )
 from scheduler_svc.request_traces import RequestTraces
 
@@ -108,7 +106,7 @@ class CoreLoop:
         self._events: list[Event] = []
         self._arrived_at: float | None = None
         self._wake = asyncio.Event()
-        self._infos: dict[str, WorkerInfo] = {}
+        self._workers = KnownWorkers()
         self._outbox = Outbox()
         self._load_wanted: list[int] = []
         self._traces = traces or RequestTraces(metrics.requests.queue_seconds, None, plan_ratio=0.0)
@@ -146,7 +144,7 @@ class CoreLoop:
 
     def edge_connected(self, edge: int) -> None:
         """Tell a new edge what is served."""
-        self._outbox.add_model(edge, model_view(self._infos.values(), self._state.settings))
+        self._outbox.add_model(edge, self._workers.view(self._state.settings))
         self._wake.set()
 
     def edge_events(self, events: Sequence[Event]) -> None:
@@ -178,14 +176,14 @@ class CoreLoop:
         self._post([event])
         self._traces.worker_event(event)
         if isinstance(event, WorkerAttached):
-            self._infos[event.worker] = event.info
+            self._workers.attached(event.worker, event.info)
         elif isinstance(event, WorkerLost):
-            self._infos.pop(event.worker, None)
+            self._workers.lost(event.worker)
         else:
             return
-        page_size, num_pages = cache_size(self._infos.values())
+        page_size, num_pages = self._workers.cache_size()
         self._metrics.describe_cache(page_size=page_size, num_pages=num_pages)
-        view = model_view(self._infos.values(), self._state.settings)
+        view = self._workers.view(self._state.settings)
         for edge in self._edge_port.connections():
             self._outbox.add_model(edge, view)
 

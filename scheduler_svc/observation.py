@@ -14,6 +14,7 @@ from protos.wire.enums import GraphPhase, SubPoolKind, WorkerState
 from protos.wire.errors import InternalFault
 from protos.wire.worker_info import Buckets, WorkerInfo
 from scheduler_svc.bridge.views import GraphView, LoadView, ModelView, WorkerView
+from scheduler_svc.core.attachment import sequence_capacity
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
 from scheduler_svc.core.settings import CoreSettings
@@ -56,36 +57,58 @@ class ObservedLink(Protocol):
         ...
 
 
-def model_view(infos: Iterable[WorkerInfo], settings: CoreSettings) -> ModelView:
-    """What every attached worker can do, and the queue take; the first worker names the numerics."""
-    attached = list(infos)
-    if not attached:
+def model_view(attached: Iterable[WorkerInfo], known: Iterable[WorkerInfo], settings: CoreSettings) -> ModelView:
+    """What every attached worker can do, and the queue take; the first worker names the numerics.
+
+    While none is attached, what those could do that were: requests wait for their return, and are admitted by them.
+    """
+    serving = list(attached)
+    infos = serving or list(known)
+    if not infos:
         return ModelView()
     return ModelView(
-        context_tokens=min(info.limits.context_tokens for info in attached),
-        capacity_tokens=max(_capacity_tokens(info) for info in attached),
-        logits_width=min(info.logits_width for info in attached),
-        dtype=attached[0].dtype,
-        numerics=attached[0].numerics,
-        max_logprobs=min(info.limits.max_logprobs for info in attached),
-        max_hidden_states=min(info.limits.max_hidden_states for info in attached),
-        max_hidden_mode=min(info.max_hidden_mode for info in attached),
+        context_tokens=min(info.limits.context_tokens for info in infos),
+        capacity_tokens=max(sequence_capacity(info, settings).tokens for info in infos),
+        logits_width=min(info.logits_width for info in infos),
+        dtype=infos[0].dtype,
+        numerics=infos[0].numerics,
+        max_logprobs=min(info.limits.max_logprobs for info in infos),
+        max_hidden_states=min(info.limits.max_hidden_states for info in infos),
+        max_hidden_mode=min(info.max_hidden_mode for info in infos),
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
-        serving=True,
+        serving=bool(serving),
     )
-
-
-def _capacity_tokens(info: WorkerInfo) -> int:
-    """Slots of the sub-pool that holds whole sequences; the sink apart."""
-    full = (pool for pool in info.sub_pools if pool.kind is SubPoolKind.FULL)
-    return max((pool.num_pages - 1) * pool.page_size for pool in full)
 
 
 def cache_size(infos: Iterable[WorkerInfo]) -> tuple[int, int]:
     """Tokens of a page, and usable pages, of the sub-pools that hold whole sequences; all workers together."""
     pools = [pool for info in infos for pool in info.sub_pools if pool.kind is SubPoolKind.FULL]
     return max((pool.page_size for pool in pools), default=0), sum(pool.num_pages - 1 for pool in pools)
+
+
+class KnownWorkers:
+    """What the workers said of themselves: those that are attached, and those that were."""
+
+    def __init__(self) -> None:
+        self._attached: dict[str, WorkerInfo] = {}
+        self._known: dict[str, WorkerInfo] = {}
+
+    def attached(self, worker: str, info: WorkerInfo) -> None:
+        """It is attached, anew or for the first time."""
+        self._attached[worker] = self._known[worker] = info
+
+    def lost(self, worker: str) -> None:
+        """It is attached no more."""
+        self._attached.pop(worker, None)
+
+    def view(self, settings: CoreSettings) -> ModelView:
+        """What edges are told."""
+        return model_view(self._attached.values(), self._known.values(), settings)
+
+    def cache_size(self) -> tuple[int, int]:
+        """Of those that are attached."""
+        return cache_size(self._attached.values())
 
 
 def load_view(gauges: CoreGauges, links: Iterable[ObservedLink]) -> LoadView:

@@ -12,6 +12,7 @@ from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_ma
 from scheduler_svc.core.settings import PolicyKind
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
+from scheduler_svc.memory.page_demand import SequenceCapacity
 
 _WAIT_SHARE = 0.25
 """Of the time it has left, what a request may be expected to wait: long queues help nobody, and favour short ones."""
@@ -49,9 +50,9 @@ def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:
     context = max(facts.info.limits.context_tokens for facts in state.known.values())
     if total > context:
         return NeverFits(f"prompt and max_tokens are {total} tokens, the context holds {context}", field="max_tokens")
-    capacity = max(facts.capacity_tokens for facts in state.known.values())
-    if total > capacity:
-        message = f"prompt and max_tokens are {total} tokens, the largest KV pool holds {capacity}"
+    capacity = max((facts.capacity for facts in state.known.values()), key=lambda capacity: capacity.tokens)
+    if total > capacity.tokens:
+        message = f"prompt and max_tokens are {total} tokens, {_bound(capacity)}"
         return NeverFits(message, field="max_tokens")
     largest = max((plan_size(facts.info) for facts in state.known.values()), key=lambda size: size.limit)
     if not largest.takes(spec):
@@ -59,6 +60,18 @@ def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:
         message = f"one token of this request may take a plan of more than {largest.limit} bytes, the workers' limit"
         return NeverFits(message, field="sampling" if bare else "max_tokens")
     return None
+
+
+def _bound(capacity: SequenceCapacity) -> str:
+    """What the largest memory holds, why, and which settings change that."""
+    if capacity.window_tokens is None:
+        return f"the largest KV pool holds {capacity.tokens} (the workers' num_pages sets that)"
+    return (
+        f"the KV pools hold {capacity.tokens} of one sequence: the sub-pool of the window of {capacity.window_tokens} "
+        f"tokens has {capacity.usable_pages} pages of {capacity.page_size}, and a longer sequence needs "
+        f"{capacity.window_pages} of them (a larger num_pages, or a smaller window of the workers or a smaller "
+        "budget_tokens of the scheduler would help)"
+    )
 
 
 def _check_loaded(state: SchedulerState, _spec: RequestSpec) -> EngineError | None:

@@ -60,7 +60,7 @@ class Outlook:
         """Tokens of a step beside its rows: the rest of the prompts waits for the next one."""
         self._most_tokens = max(worker.cost.most_tokens, 1)
         self._row_limit = worker.row_limit
-        self._capacity_tokens = worker.memory.capacity_tokens
+        self._capacity_tokens = worker.memory.capacity.tokens
         self._costs_s = (0.0, 0.0, 0.0)
         """Of a plan, of each of its tokens, of each token of its context."""
         if self.is_known:

@@ -62,7 +62,7 @@ class _Desk:
         """Whether the request could ever run here."""
         limits = self.worker.info.limits
         fits_context = request.prompt_len + request.spec.max_tokens <= limits.context_tokens
-        fits_memory = self.worker.memory.capacity_tokens >= request.final_kv_len
+        fits_memory = self.worker.memory.capacity.tokens >= request.final_kv_len
         return fits_context and fits_memory and self.worker.plan_size.takes(request.spec)
 
     def match(self, request: Request) -> PrefixMatch:

@@ -4,7 +4,6 @@ import heapq
 from dataclasses import dataclass, field
 
 from protos.wire.errors import InternalFault
-from protos.wire.worker_info import WorkerInfo
 from scheduler_svc.core.counters import CoreCounters, CoreGauges, WorkerGauges
 from scheduler_svc.core.events import StreamKey
 from scheduler_svc.core.foresight import Foresight
@@ -13,18 +12,11 @@ from scheduler_svc.core.request import Request, RequestStatus
 from scheduler_svc.core.settings import CoreSettings
 from scheduler_svc.core.wait_reasons import LastLook
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_facts import WorkerFacts
 from scheduler_svc.core.worker_state import WorkerState
 from scheduler_svc.memory.memory_check import check_memory
 
 _DEAD_DEADLINES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What was last known of a worker; kept when it is lost, since requests wait for its return."""
-
-    info: WorkerInfo
-    capacity_tokens: int
 
 
 @dataclass(slots=True, eq=False)

@@ -14,9 +14,10 @@ from scheduler_svc.core.events import (
     WorkerLost,
     WorkerTrusted,
 )
-from scheduler_svc.core.state import SchedulerState, WorkerFacts
+from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.strikes import strike
 from scheduler_svc.core.transitions import fail, requeue
+from scheduler_svc.core.worker_facts import WorkerFacts
 
 
 def apply_to_worker(
@@ -46,7 +47,7 @@ def _attach(state: SchedulerState, event: WorkerAttached, out: list[Instruction]
     _lose(state, WorkerLost(event.worker), out=out)
     worker = attach(event, state.settings)
     state.workers[event.worker] = worker
-    state.known[event.worker] = WorkerFacts(event.info, worker.memory.capacity_tokens)
+    state.known[event.worker] = WorkerFacts(event.info, worker.memory.capacity)
     for request in list(state.waiting):
         error = never_fits(state, request.spec)
         if error is not None:

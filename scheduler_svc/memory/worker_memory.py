@@ -48,13 +48,13 @@ class WorkerMemory:
         """
         self.key = key
         self.page_size = sub_pools[0].page_size
-        self.windows = tuple(p.window_tokens if p.kind == SubPoolKind.WINDOW else None for p in sub_pools)
+        self.demand = PageDemand.of(sub_pools, slack_tokens=slack_tokens)
+        self.windows = self.demand.windows
         self.allocators = tuple(PageAllocator(pool.num_pages) for pool in sub_pools)
         self.cache = RadixCache(self.allocators, self.windows, page_size=self.page_size)
         self._windowed = [(index, window) for index, window in enumerate(self.windows) if window is not None]
-        self.demand = PageDemand(self.windows, page_size=self.page_size, slack_tokens=slack_tokens)
-        self.capacity_tokens = self.demand.capacity_tokens([allocator.usable for allocator in self.allocators])
-        """Longest request that fits the empty memory."""
+        self.capacity = self.demand.capacity([allocator.usable for allocator in self.allocators])
+        """What the empty memory holds of one request."""
 
     # --- questions
 

@@ -104,7 +104,7 @@ class Life:
 
     def spec(self) -> RequestSpec:
         full = (self.info.sub_pools[0].num_pages - 1) * self.info.sub_pools[0].page_size
-        capacity = min(full, *(facts.capacity_tokens for facts in self.harness.state.known.values()))
+        capacity = min(full, *(facts.capacity.tokens for facts in self.harness.state.known.values()))
         total = min(self.random.choice([capacity, self.random.randint(2, capacity)]), 32)
         prompt = self.random.randint(1, max(1, self.random.choice([total // 4, total - 1])))
         sampling = Sampling()
@@ -295,7 +295,7 @@ def test_tight_pools_refuse_or_finish_everything(usable, window, budget, sizes, 
         info = replace(info, sub_pools=(*info.sub_pools, hybrid), features=features)
     harness = CoreHarness(CoreSettings(budget_tokens=budget))
     harness.attach(info=info)
-    capacity = harness.state.workers["w0"].memory.capacity_tokens
+    capacity = harness.state.workers["w0"].memory.capacity.tokens
     assert capacity <= usable * page_size
     assert windowed is not None or capacity == usable * page_size
     sizes = sizes + [(max(1, capacity // 2), capacity - max(1, capacity // 2) + off) for off in at_capacity]

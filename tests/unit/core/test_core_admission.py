@@ -4,7 +4,7 @@ from protos.wire.enums import Feature
 from scheduler_svc.core.events import Grammar, RequestRefused, Sampling
 from scheduler_svc.core.settings import CoreSettings
 from tests.support.core_harness import CoreHarness, make_spec, oracle, small_info
-from tests.support.plans import CORE_FEATURES
+from tests.support.plans import CORE_FEATURES, full_sub_pool, window_sub_pool
 
 
 def refusal(harness: CoreHarness, stream_id: int = 1):
@@ -52,7 +52,24 @@ def test_a_request_must_fit_the_empty_pool(prompt, max_tokens, fits):
     else:
         assert refusal(harness).reason == "NEVER_FITS"
         assert refusal(harness).field == "max_tokens"
-        assert str(refusal(harness)) == "prompt and max_tokens are 33 tokens, the largest KV pool holds 32"
+        assert str(refusal(harness)) == (
+            "prompt and max_tokens are 33 tokens, the largest KV pool holds 32 (the workers' num_pages sets that)"
+        )
+
+
+def test_a_refusal_names_the_sub_pool_that_binds_and_the_settings_that_help():
+    pools = (full_sub_pool(num_pages=30, page_size=4), window_sub_pool(num_pages=6, page_size=4, window_tokens=6))
+    harness = CoreHarness(CoreSettings(budget_tokens=16))
+    harness.attach(info=small_info(sub_pools=pools))
+
+    harness.submit(make_spec(1, prompt=20, max_tokens=1))
+
+    assert refusal(harness).reason == "NEVER_FITS"
+    assert str(refusal(harness)) == (
+        "prompt and max_tokens are 21 tokens, the KV pools hold 20 of one sequence: the sub-pool of the window of 6 "
+        "tokens has 5 pages of 4, and a longer sequence needs 8 of them (a larger num_pages, or a smaller window of "
+        "the workers or a smaller budget_tokens of the scheduler would help)"
+    )
 
 
 def test_a_request_must_fit_the_context():

@@ -109,10 +109,10 @@ def test_further_demand_counts_what_is_held():
 
 
 def test_capacity_is_that_of_the_smallest_sub_pool():
-    assert full_memory().capacity_tokens == 32
-    assert hybrid_memory(slack_tokens=4).capacity_tokens == 32
+    assert full_memory().capacity.tokens == 32
+    assert hybrid_memory(slack_tokens=4).capacity.tokens == 32
     small = window_sub_pool(num_pages=4, page_size=4, window_tokens=6)
-    assert WorkerMemory(KEY, (FULL, small), slack_tokens=4).capacity_tokens == 12
+    assert WorkerMemory(KEY, (FULL, small), slack_tokens=4).capacity.tokens == 12
 
 
 def test_page_lists_grow_past_their_first_capacity():
@@ -142,3 +142,19 @@ def test_other_geometries_are_refused(sub_pools, field):
     with pytest.raises(UnsupportedFeature) as refused:
         check_geometry(sub_pools)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 16])
+@pytest.mark.parametrize(("window", "slack"), [(1, 1), (6, 4), (16, 16), (17, 31), (48, 32)])
+def test_a_window_sub_pool_is_asked_for_what_a_sequence_can_hold_and_at_most_two_pages_more(page_size, window, slack):
+    pools = [full_sub_pool(page_size=page_size), window_sub_pool(page_size=page_size, window_tokens=window)]
+    memory = WorkerMemory(KEY, pools, slack_tokens=slack)
+    held = 0
+    for kv_len in range(window + slack, window + slack + 2 * page_size):
+        holding = reserve(memory, kv_len + slack)
+        memory.grow(holding, kv_len + slack)
+        memory.commit(holding, array("i", range(kv_len)), kv_len)
+        held = max(held, holding.lists[1].count)
+        memory.release(holding)
+
+    assert held <= memory.demand.most(10_000)[1] <= held + 2

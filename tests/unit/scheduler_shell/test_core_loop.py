@@ -262,7 +262,9 @@ async def test_edges_learn_what_is_served_and_when_it_ends():
         assert (model.max_waiting_requests, model.max_waiting_tokens) == (2, CoreSettings().max_waiting_tokens)
         r.loop.worker_event(WorkerLost("w0"))
         await r.edges.until(lambda messages: len(messages) == 3)
-        assert not r.edges.messages[2].model.serving
+        model = r.edges.messages[2].model
+        assert not model.serving
+        assert (model.capacity_tokens, model.context_tokens) == (64 * 4, 1024)
 
 
 async def test_a_load_question_is_answered_once():
