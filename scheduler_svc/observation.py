@@ -6,6 +6,7 @@ Reads the state between two steps, never changes it. No clock: times are argumen
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from prometheus_client import Counter, Gauge
@@ -329,5 +330,7 @@ def _pages_held(gauges: CoreGauges) -> int:
 
 
 def _usage(gauges: CoreGauges) -> float:
-    pages = _pages(gauges)
-    return _pages_used(gauges) / pages if pages else 0.0
+    """Of the fullest sub-pool, all workers together: once that is full nothing more fits, whatever the others hold."""
+    pages = map(sum, zip_longest(*(worker.pages for worker in gauges.workers), fillvalue=0))
+    used = map(sum, zip_longest(*(worker.pages_used for worker in gauges.workers), fillvalue=0))
+    return max((held / there for held, there in zip(used, pages, strict=True) if there), default=0.0)

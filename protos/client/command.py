@@ -32,7 +32,8 @@ app = App(
     name="forwardplane",
     version=lambda: version("forwardplane"),
     help="LLM inference in two gRPC services: a scheduler that plans each step, and workers that execute the plans.",
-    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused, 78 settings that cannot be used.",
+    help_epilogue="Exit codes: 0 done, 1 failure, 2 wrong usage, 3 refused (also by a service that it started), "
+    "78 settings of its own that cannot be used.",
 )
 add_load_commands(app)
 

@@ -1,3 +1,4 @@
+import pytest
 from prometheus_client import CollectorRegistry
 
 from protos.service.metrics import naming_problems
@@ -70,14 +71,18 @@ def test_a_workers_state_is_one_of_all():
     assert registry.get_sample_value(PREFIX + "worker_up", {"worker": "w"}) == 0
 
 
-def test_counters_rise_by_what_was_added_only():
-    registry = CollectorRegistry()
+def exporter_of(registry):
     metrics = create_metrics(registry)
-    exporter = Exporter(
+    return Exporter(
         metrics,
         IntegrityWatch(metrics.step.invariant_checks, clock=lambda: 0.0),
         WaitingCount(metrics.requests.waiting_by_reason, clock=lambda: 0.0),
     )
+
+
+def test_counters_rise_by_what_was_added_only():
+    registry = CollectorRegistry()
+    exporter = exporter_of(registry)
     counters = CoreCounters(output_tokens=5, retractions=1, finished={FinishReason.STOP: 2}, refused={"QUEUE_FULL": 1})
     workers = (
         WorkerGauges(
@@ -116,8 +121,40 @@ def test_counters_rise_by_what_was_added_only():
     assert value("requests_finished_total", reason="stop") == 2
     assert value("requests_finished_total", reason="abort") == 0
     assert value("request_rejections_total", reason="QUEUE_FULL") == 1
-    assert (value("kv_pages"), value("kv_pages_used"), value("kv_usage_ratio")) == (20, 4, 0.2)
+    assert (value("kv_pages"), value("kv_pages_used"), value("kv_usage_ratio")) == (20, 4, 0.25)
     assert (value("requests_running"), value("requests_waiting")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ratio"),
+    [
+        ([], 0.0),
+        ([((20,), (5,))], 0.25),
+        ([((20, 10), (5, 9))], 0.9),
+        ([((20, 10), (20, 1))], 1.0),
+        ([((20, 10), (20, 1)), ((20, 10), (0, 1))], 0.5),
+        ([((20, 10), (4, 1)), ((20,), (0,))], 0.1),
+    ],
+)
+def test_usage_is_that_of_the_fullest_sub_pool(workers, ratio):
+    registry = CollectorRegistry()
+    seen = tuple(
+        WorkerGauges(
+            worker=f"w{index}",
+            requests=0,
+            plans_in_flight=0,
+            pages=pages,
+            pages_used=used,
+            pages_cached=(0,) * len(pages),
+            evicted_pages=0,
+            budget_tokens=256,
+            prediction_error=0.0,
+        )
+        for index, (pages, used) in enumerate(workers)
+    )
+    gauges = CoreGauges(running=0, waiting=0, waiting_tokens=0, new_token_ratio=0.5, workers=seen)
+    exporter_of(registry).export(gauges, CoreCounters())
+    assert registry.get_sample_value(PREFIX + "kv_usage_ratio") == pytest.approx(ratio)
 
 
 def test_queue_times_are_measured_once_a_request():
