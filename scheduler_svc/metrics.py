@@ -262,7 +262,9 @@ def _step_metrics(registry: CollectorRegistry, histogram: Histograms) -> StepMet
             "worker",
         ),
         invariant_checks=_invariant_checks(registry),
-        kv_usage_ratio=Gauge(PREFIX + "kv_usage_ratio", "Used share of the KV pages.", registry=registry),
+        kv_usage_ratio=Gauge(
+            PREFIX + "kv_usage_ratio", "Used share of the KV pages of the fullest sub-pool.", registry=registry
+        ),
     )
 
 

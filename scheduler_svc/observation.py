@@ -4,6 +4,7 @@ Reads the state between two steps, never changes it. No clock: times are argumen
 """
 
 import logging
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -329,5 +330,9 @@ def _pages_held(gauges: CoreGauges) -> int:
 
 
 def _usage(gauges: CoreGauges) -> float:
-    pages = _pages(gauges)
-    return _pages_used(gauges) / pages if pages else 0.0
+    """Of the fullest sub-pool, all workers together: whoever lacks pages of one waits, whatever the others have."""
+    pages, used = Counts[int](), Counts[int]()
+    for worker in gauges.workers:
+        pages.update(dict(enumerate(worker.pages)))
+        used.update(dict(enumerate(worker.pages_used)))
+    return max((used[index] / count for index, count in pages.items() if count), default=0.0)

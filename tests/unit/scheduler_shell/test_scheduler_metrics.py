@@ -116,7 +116,7 @@ def test_counters_rise_by_what_was_added_only():
     assert value("requests_finished_total", reason="stop") == 2
     assert value("requests_finished_total", reason="abort") == 0
     assert value("request_rejections_total", reason="QUEUE_FULL") == 1
-    assert (value("kv_pages"), value("kv_pages_used"), value("kv_usage_ratio")) == (20, 4, 0.2)
+    assert (value("kv_pages"), value("kv_pages_used"), value("kv_usage_ratio")) == (20, 4, 0.25)
     assert (value("requests_running"), value("requests_waiting")) == (1, 2)
 
 
