@@ -190,9 +190,11 @@ class ExecutorConfig(ConfigGroup):
     @model_validator(mode="after")
     def _check_pool(self) -> "ExecutorConfig":
         if self.kv_bytes is not None and self.num_pages is not None:
-            raise ValueError("kv_bytes and num_pages exclude each other")
+            raise ValueError(f"kv_bytes {self.kv_bytes} and num_pages {self.num_pages} exclude each other")
         if self.memory_fraction is not None and (self.kv_bytes is not None or self.num_pages is not None):
-            raise ValueError("memory_fraction excludes kv_bytes and num_pages")
+            other = f"kv_bytes {self.kv_bytes}" if self.num_pages is None else f"num_pages {self.num_pages}"
+            message = f"memory_fraction {self.memory_fraction} and {other} exclude each other: give one"
+            raise ValueError(message)
         if self.numerics is Numerics.REPRODUCIBLE and self.dtype is not Dtype.FLOAT32:
             raise ValueError("numerics reproducible needs dtype float32")
         return self

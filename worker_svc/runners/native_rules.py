@@ -16,4 +16,6 @@ def native_problem(settings: ExecutorSettings) -> str | None:
         return f"the native kernels have pages of {PAGE_SIZE} tokens, page_size is {settings.page_size}"
     attention = (settings.prefill_attention, settings.decode_attention)
     other = next((name for name in attention if name not in _OWN_ATTENTION), None)
-    return None if other is None else f"the native kernels have their own attention, not {other}"
+    return (
+        None if other is None else f"the native kernels have their own attention, not {other} (auto, or kernels torch)"
+    )

@@ -10,7 +10,7 @@ import torch
 from protos.service.config import ConfigError, load_config
 from tests.support.code_measures import ROOT
 from worker_svc.app import setting_problems
-from worker_svc.config import WorkerConfig
+from worker_svc.config import ExecutorConfig, WorkerConfig
 from worker_svc.setting_rules import combination_problems
 
 OTHERS = {
@@ -134,7 +134,10 @@ def test_a_model_is_a_folder_or_a_name_in_the_cache(tmp_path):
         ("--kernels native --dtype bfloat16", "compute float32 on quantised weights, dtype is bfloat16"),
         ("--kernels native --page-size 32", "the native kernels have pages of 16 tokens, page_size is 32"),
         ("--kernels native --device cuda", "the native kernels are for the CPU, device is cuda"),
-        ("--kernels native --decode-attention tiled", "the native kernels have their own attention, not tiled"),
+        (
+            "--kernels native --decode-attention tiled",
+            "the native kernels have their own attention, not tiled (auto, or kernels torch)",
+        ),
         ("--decode-attention tiled --dtype bfloat16", "it computes float32, dtype is bfloat16"),
         ("--device cuda --decode-attention tiled", "decode_attention tiled: it runs on cpu, device is cuda"),
         ("--device cuda --prefill-attention flashinfer", "it computes bfloat16, float16, dtype is float32"),
@@ -180,3 +183,8 @@ def test_a_gpu_is_looked_for_when_it_is_asked_for(monkeypatch):
 def test_checking_settings_loads_no_torch():
     probe = "import sys, worker_svc.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=False).returncode == 0
+
+
+def test_two_sizes_of_the_pools_are_refused_with_both_values():
+    with pytest.raises(ValueError, match=r"memory_fraction 0\.5 and num_pages 100 exclude each other: give one"):
+        ExecutorConfig(num_pages=100, memory_fraction=0.5)
