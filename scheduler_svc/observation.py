@@ -4,7 +4,6 @@ Reads the state between two steps, never changes it. No clock: times are argumen
 """
 
 import logging
-from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest

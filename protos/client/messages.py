@@ -164,7 +164,7 @@ class Generation:
     prompt_text: str | None = None
     """When asked for."""
     prompt: PromptAnswer = NO_PROMPT_ANSWER
-    """As far as asked for."""
+    """As far as asked for; of several samples of one prompt only sample 0 has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
