@@ -57,7 +57,7 @@ class ReplayOptions:
 
 
 def replay(file: Path, options: ReplayOptions, console: Console) -> int:
-    """Run and show. Returns the exit code: 0 equal, 1 different or failed, 3 refused.
+    """Run and show. Returns the exit code: 0 equal, 1 different, failed or nothing compared, 3 refused.
 
     Raises:
         EngineError: the recording or the model cannot be used.
@@ -172,6 +172,9 @@ def _show(outcome: dict[str, Any], console: Console, *, compares: bool) -> int:
         table.add_row("cut off", f"{outcome['cut']}: {'compared' if compares else 'run'} up to there")
     console.print(table)
     if first is None:
+        if compares and not counts["plans"]:
+            console.print("nothing was compared: no plan with a result stands in what could be read", highlight=False)
+            return FAILURE
         return OK
     place = f"plan {first['seq']}, row {first['row']}, handle {first['handle']}, {first['field']}"
     console.print(f"first difference: {place}: recorded {first['expected']}, got {first['got']}", highlight=False)

@@ -186,6 +186,18 @@ def test_a_recording_that_was_cut_off_is_compared_up_to_there(recording, model_c
     assert int(re.search(r"plans, rows, tokens +(\d+)", done.stdout)[1]) > 20
 
 
+def test_a_recording_of_which_nothing_is_left_to_compare_is_no_success(recording, model_cache, tmp_path):
+    path = tmp_path / "attached"
+    writer = RecordingWriter(path, read_header(recording))
+    for entry in read_entries(recording):
+        if entry.kind is EntryKind.ATTACH:
+            writer.add(entry)
+    writer.close()
+    done = replay(path, model_cache)
+    assert done.returncode == FAILURE, done.stdout + done.stderr
+    assert "nothing was compared" in done.stdout
+
+
 def test_a_changed_bit_in_the_file_is_named_with_its_place(recording, model_cache, tmp_path):
     flipped = tmp_path / "flipped"
     content = bytearray(recording.read_bytes())
