@@ -82,6 +82,7 @@ def bench(options: BenchOptions, console: Console) -> int:
         load=plan,
         seed=options.prompt.seed,
         was_cut=measured.was_cut,
+        is_verified=vocabulary is not None,
     )
     _show(figures, context, measured.records, options=options, console=console)
     if measured.was_cut:
@@ -98,7 +99,7 @@ def _show(
     console: Console,
 ) -> None:
     console.print(latency_table(figures))
-    console.print(summary_table(figures))
+    console.print(summary_table(figures, is_verified=context.is_verified))
     if options.result.json is not None:
         write_file(options.result.json, as_json(figures, context), field="json")
     if options.result.plot is not None:

@@ -34,6 +34,8 @@ class BenchContext:
     seed: int
     was_cut: bool
     """The user stopped it."""
+    is_verified: bool
+    """Every token was checked. Else nothing is known of wrong ones."""
 
 
 def latency_table(figures: BenchFigures) -> Table:
@@ -55,7 +57,7 @@ def latency_table(figures: BenchFigures) -> Table:
     return table
 
 
-def summary_table(figures: BenchFigures) -> Table:
+def summary_table(figures: BenchFigures, *, is_verified: bool) -> Table:
     """Requests, tokens and throughput."""
     table = Table(show_header=False, box=None, pad_edge=False)
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(figures.outcomes.items())) or "none"
@@ -73,6 +75,8 @@ def summary_table(figures: BenchFigures) -> Table:
         table.add_row("prompt tokens/s", f"{throughput.prompt_tokens_per_s:.1f}")
     if figures.wrong:
         table.add_row("WRONG TOKENS", f"{figures.wrong} requests")
+    elif is_verified:
+        table.add_row("verified", f"all {figures.output_tokens} output tokens")
     return table
 
 

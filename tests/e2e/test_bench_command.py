@@ -41,6 +41,8 @@ def test_a_closed_loop_measures_every_request_and_checks_every_token(server, tmp
     assert (content["measured"], content["warm_up"], content["outcomes"]) == (34, 6, {"done": 34})
     assert (content["output_tokens"], content["wrong"], content["reasons"]) == (34 * 12, 0, {"LENGTH": 34})
     assert content["context"]["load"]["processes"] == 2
+    assert content["context"]["is_verified"] is True
+    assert f"all {34 * 12} output tokens" in done.stdout
     latencies = content["latencies"]
     assert 0.001 < latencies["first_token_s"]["p50"] < latencies["request_s"]["p50"] < 5
 

@@ -191,9 +191,12 @@ def test_a_bad_line_is_named(tmp_path, line):
 def test_json_holds_context_and_figures():
     figures = bench_figures([record(0, (1.0, 1), (2.0, 1))], warm_up=0)
     plan = load_plan(LoadOptions(), cores=1)
-    context = BenchContext(target="t", model="m", numerics="n", dtype="d", workers=2, load=plan, seed=0, was_cut=False)
+    context = BenchContext(
+        target="t", model="m", numerics="n", dtype="d", workers=2, load=plan, seed=0, was_cut=False, is_verified=False
+    )
     content = json.loads(as_json(figures, context))
     assert content["context"]["load"]["concurrency"] == 8
+    assert content["context"]["is_verified"] is False
     assert content["latencies"]["inter_token_s"]["p99"] == 1.0
 
 
