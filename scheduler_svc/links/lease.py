@@ -123,6 +123,8 @@ class LeaseKeeper:
                     return
                 self._last_error = ""
             except UnavailableError as error:
+                # Its holder could not renew it meanwhile either: it has its whole time again.
+                self._seen = ("", "")
                 self._failed("the Lease cannot be asked for, trying on", error)
             await asyncio.sleep(self._pause_s)
 

@@ -31,7 +31,7 @@ ENDPOINTS_LATE_S = 0.5
 PRE_STOP_S, DRAIN_S, GRACE_S = 0.2, 15.0, 30.0
 MIN_READY_S = 0.5
 _PROBE_EVERY_S = 0.05
-LEASE_S = 1
+LEASE_S = 3
 _MODULES = {SCHEDULER: "scheduler_svc", STANDBY: "scheduler_svc", WORKER: "worker_svc"}
 _PROBED = {**SERVICES, STANDBY: ""}
 """What readiness asks for: a standby is ready when it is warm."""

@@ -195,6 +195,21 @@ async def test_a_holder_that_was_cut_off_ends_once_it_sees_that_it_was_replaced(
         await keeper.running
 
 
+async def test_a_holder_has_its_whole_time_again_after_the_authority_was_away(candidates):
+    candidates.authority.put(holder="other", duration_s=OTHERS_S, renewals="before")
+    keeper = candidates.start("a")
+    await candidates.looks()
+    candidates.authority.error = UnavailableError("no answer")
+    await candidates.looks()
+    candidates.now += 100 * OTHERS_S
+    candidates.authority.error = None
+    await candidates.looks()
+    assert waits(keeper), "nobody could renew it meanwhile"
+
+    candidates.now += OTHERS_S
+    await holds(keeper)
+
+
 async def test_an_unreachable_authority_is_waited_for(candidates):
     candidates.authority.error = UnavailableError("no answer")
     keeper = candidates.start("a")
