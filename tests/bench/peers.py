@@ -18,6 +18,10 @@ BUILD_VARIABLES = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}
 """llama.cpp without what reads pictures, which is a third of its compilation."""
 
 
+UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""Come along, built for another torch than its own, and break the import of every text model."""
+
+
 def environment(name: str, packages: tuple[str, ...]) -> Path:
     """The Python of the peer's environment, installed on first use."""
     home = PEERS / name
@@ -29,6 +33,8 @@ def environment(name: str, packages: tuple[str, ...]) -> Path:
     venv.create(home, with_pip=True, clear=True)
     command = [python, "-m", "pip", "install", "--quiet", *packages]
     subprocess.run(command, check=True, env={**os.environ, **BUILD_VARIABLES})
+    if name in UNWANTED:
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNWANTED[name]], check=True)
     done.write_text(json.dumps(list(packages)))
     return python
 
