@@ -58,7 +58,7 @@ def test_memory_under_load_and_the_first_token(capsys):
         asyncio.run(ask(server.target, [[1, 2, 3]], 1))
         first_token_s = time.monotonic() - begin
         counts = asyncio.run(ask(server.target, prompts, NEW_TOKENS))
-        workers = [each for each in server.processes() if "worker_svc" in " ".join(each.cmdline())]
+        workers = [each for each, line in server.command_lines().items() if "worker_svc" in " ".join(line)]
         used_mb = max(each.memory_full_info().uss for each in workers) / 1e6
     assert counts == [NEW_TOKENS] * ROWS
     torch_mb = torch_alone_mb()

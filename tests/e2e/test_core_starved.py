@@ -19,7 +19,7 @@ STREAMS, TOKENS = 12, 120
 
 
 def core_of(running: Served) -> psutil.Process:
-    (core,) = [process for process in running.processes() if "core" in process.cmdline()]
+    (core,) = [process for process, line in running.command_lines().items() if "core" in line]
     return core
 
 

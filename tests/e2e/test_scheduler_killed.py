@@ -81,7 +81,7 @@ async def test_a_core_that_dies_alone_ends_its_scheduler_and_no_stream(tmp_path)
             seen = asyncio.Event()
             streams = [asyncio.create_task(simulated_stream(client, number, seen)) for number in range(4)]
             await seen.wait()
-            (core,) = (one for one in server.processes() if "core" in one.cmdline())
+            (core,) = (process for process, line in server.command_lines().items() if "core" in line)
             core.kill()
             await asyncio.gather(*streams)
 

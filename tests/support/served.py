@@ -53,6 +53,14 @@ class Served:
         roots = [psutil.Process(pid) for pid in self.group.pids()]
         return [process for root in roots for process in (root, *root.children(recursive=True))]
 
+    def command_lines(self) -> dict[psutil.Process, list[str]]:
+        """Of those that still ran when they were looked at; some come and go."""
+        lines = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                lines[process] = process.cmdline()
+        return lines
+
 
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, each the first of a run of four so that `+ index` is free as well."""
