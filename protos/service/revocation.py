@@ -16,6 +16,7 @@ from typing import Any
 from cryptography import x509
 
 from protos.service.tls_files import REVOCATION_FILE, TlsFolder
+from protos.service.watched_file import bounded_bytes, file_stamp
 from protos.wire.errors import InvalidCertificate
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class RevocationList:
         self._files = files
         self._clock = clock
         self._lock = threading.Lock()
-        self._stamp = self._look()
+        self._stamp = file_stamp(self._path)
         self._looked_at = clock()
         self._warned_at = float("-inf")
         self._revoked: frozenset[_Name] = frozenset()
@@ -67,7 +68,7 @@ class RevocationList:
         if now - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = now
-        stamp = self._look()
+        stamp = file_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp
             self._renew()
@@ -89,13 +90,6 @@ class RevocationList:
             self._warned_at = now
             _logger.warning("a revocation list should have been replaced; it stays in force")
 
-    def _look(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
     def _read(self) -> tuple[frozenset[_Name], float]:
         """Who is revoked, and when the first of the lists should be replaced, in seconds since 1970."""
         authorities = x509.load_pem_x509_certificates(self._files.current().authority)
@@ -108,12 +102,11 @@ class RevocationList:
 
     def _content(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
-                content = file.read(_MAX_FILE_BYTES + 1)
+            content = bounded_bytes(self._path, most=_MAX_FILE_BYTES)
         except OSError as error:
             message = f"ca.crl cannot be read: {error.strerror}"
             raise InvalidCertificate(message, field=REVOCATION_FILE) from None
-        if len(content) > _MAX_FILE_BYTES:
+        if content is None:
             message = f"ca.crl has more than {_MAX_FILE_BYTES} bytes"
             raise InvalidCertificate(message, field=REVOCATION_FILE)
         return content

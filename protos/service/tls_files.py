@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from protos.service.watched_file import FileStamp, bounded_bytes, file_stamp
 from protos.wire.errors import InvalidCertificate
 
 _logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ REVOCATION_FILE = "ca.crl"
 """Need not be there."""
 _MAX_FILE_BYTES = 1 << 20
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
+Stamp = tuple[FileStamp | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class TlsFolder:
             _logger.info("certificates were read again", extra={"expires_at": int(material.expires_at)})
 
     def _look(self) -> Stamp:
-        return tuple(_stamp(self._folder / name) for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE))
+        return tuple(file_stamp(self._folder / name) for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE))
 
     def _read(self) -> TlsMaterial:
         certificate = self._bytes(CERTIFICATE_FILE)
@@ -101,21 +102,12 @@ class TlsFolder:
 
     def _bytes(self, name: str) -> bytes:
         try:
-            with (self._folder / name).open("rb") as file:
-                content = file.read(_MAX_FILE_BYTES + 1)
+            content = bounded_bytes(self._folder / name, most=_MAX_FILE_BYTES)
         except OSError as error:
             raise InvalidCertificate(f"{name} cannot be read: {error.strerror}", field=name) from None
-        if len(content) > _MAX_FILE_BYTES:
+        if content is None:
             raise InvalidCertificate(f"{name} has more than {_MAX_FILE_BYTES} bytes", field=name)
         return content
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _certificates(content: bytes, name: str) -> list[x509.Certificate]:

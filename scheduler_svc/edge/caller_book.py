@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protos.service.access import Role
+from protos.service.watched_file import bounded_bytes, file_stamp
 from protos.wire.errors import InvalidRequest, Unauthenticated
 from scheduler_svc.edge.caller_identity import CallerIdentity, CallerLimits
 
@@ -85,7 +86,7 @@ class CallerBook:
         """
         self._path = path
         self._clock = clock
-        self._stamp = self._look()
+        self._stamp = file_stamp(self._path)
         self._looked_at = clock()
         self._classes: set[str] = set()
         """Of the process's life: each is a label of a metric."""
@@ -126,7 +127,7 @@ class CallerBook:
         if now - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = now
-        stamp = self._look()
+        stamp = file_stamp(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -150,21 +151,13 @@ class CallerBook:
         self._classes.add(caller.tenant_class)
         return caller
 
-    def _look(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
 
 def _read(path: Path) -> Sequence[CallerEntry]:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+        content = bounded_bytes(path, most=_MAX_FILE_BYTES)
     except OSError as error:
         raise InvalidRequest(f"the file of callers cannot be read: {error.strerror}", field="callers") from None
-    if len(content) > _MAX_FILE_BYTES:
+    if content is None:
         raise InvalidRequest(f"the file of callers has more than {_MAX_FILE_BYTES} bytes", field="callers")
     try:
         entries = _CallerFile.model_validate(tomllib.loads(content.decode())).caller
