@@ -6,12 +6,13 @@ synchronous one, is not offered. Knows no servicer; how a peer's roles are found
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
 import grpc
 
-from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
+from protos.service.handlers import Context, Handler, async_behaviour, surrounded
 from protos.service.revoked_peers import NOBODY_REVOKED, RevokedPeers, certificate_of
 from protos.wire.errors import NotOffered, PermissionDenied
 
@@ -119,31 +120,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler = cast(Any, await continuation(handler_call_details))
         if handler is None:
             return None
-        behaviour = async_behaviour(handler)
-        method = handler_call_details.method
-        if behaviour is None:
-            wrapped: Callable[..., Any] = self._unary(_not_offered, method)
-        elif handler.response_streaming:
-            wrapped = self._stream(behaviour, method)
-        else:
-            wrapped = self._unary(behaviour, method)
-        return handler_like(handler, wrapped, deserializer=handler.request_deserializer)
+        behaviour = async_behaviour(handler) or _not_offered
+        around = partial(self._admitted, handler_call_details.method)
+        return surrounded(handler, behaviour, around, deserializer=handler.request_deserializer)
 
-    def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
-            with self._revoked.kept_out(certificate_of(context)):
-                self._admit(method, context)
-                return await behaviour(request, context)
-
-        return call
-
-    def _stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Awaitable[None]]:
-        async def call(request: Any, context: Context) -> None:
-            with self._revoked.kept_out(certificate_of(context)):
-                self._admit(method, context)
-                await answer_stream(behaviour, request, context)
-
-        return call
+    async def _admitted(self, method: str, context: Context, answer: Callable[[], Awaitable[Any]]) -> Any:
+        with self._revoked.kept_out(partial(certificate_of, context)):
+            self._admit(method, context)
+            return await answer()
 
 
 async def _not_offered(_request: Any, _context: Context) -> None:

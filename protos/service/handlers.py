@@ -1,8 +1,9 @@
 """Handlers of asyncio gRPC servers as interceptors take them apart and put them together. Knows no service."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -11,6 +12,8 @@ from protos.wire.errors import ConnectionLost
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+Around: TypeAlias = Callable[[Context, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""What an interceptor does with a call: it awaits the call's answer once, or does not, and gives it back."""
 
 
 def async_behaviour(handler: Any) -> Callable[..., Any] | None:
@@ -33,6 +36,26 @@ def handler_like(
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming or reads_stream, handler.response_streaming]
     return cast(Handler, cast(Any, make)(behaviour, deserializer, handler.response_serializer))
+
+
+def surrounded(
+    handler: Any,
+    behaviour: Callable[..., Any],
+    around: Around,
+    *,
+    deserializer: Callable[..., Any] | None,
+    check: Callable[[Any], Any] | None = None,
+) -> Handler:
+    """A handler of the same kind that does `behaviour` inside `around`, and `check` of its request first, if any."""
+    answers = partial(answer_stream, behaviour) if handler.response_streaming else behaviour
+
+    async def call(request: Any, context: Context) -> Any:
+        def answer() -> Awaitable[Any]:
+            return cast("Awaitable[Any]", answers(request if check is None else check(request), context))
+
+        return await around(context, answer)
+
+    return handler_like(handler, call, deserializer=deserializer)
 
 
 async def answer_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> None:

@@ -5,7 +5,7 @@ nothing of certificates; `revocation` does. Used on one event loop.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -39,12 +39,13 @@ class RevokedPeers:
         self._next_look: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def kept_out(self, certificate: bytes | None) -> Iterator[None]:
-        """Around a call of the peer with that certificate, in PEM or DER, in the call's own task.
+    def kept_out(self, read_certificate: Callable[[], bytes | None]) -> Iterator[None]:
+        """Around a call, in its own task. `read_certificate` gives its peer's, in PEM or DER, where it is looked at.
 
         Raises:
             Unauthenticated: it is revoked, or was while the call ran.
         """
+        certificate = None if self._revoked is None else read_certificate()
         if self._revoked is None or certificate is None:
             yield
             return

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Never, Protocol, cast
 
 import grpc
@@ -21,7 +22,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from protos.forwardplane.v1.error_pb2 import Blast, ErrorDetail, Retry
-from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
+from protos.service.handlers import Context, Handler, async_behaviour, surrounded
 from protos.service.readable import checked, checked_stream, tolerant
 from protos.wire import errors
 from protos.wire.errors import EngineError, InternalFault, StaleEpoch
@@ -157,29 +158,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         behaviour = async_behaviour(handler)
         if behaviour is None:
             return cast(Handler, handler)
-        wrap = self._stream if handler.response_streaming else self._unary
         check = self._check_stream if handler.request_streaming else checked
         read = tolerant(handler.request_deserializer, max_bytes=self._max_request_bytes)
-        wrapped = wrap(behaviour, handler_call_details.method, check=check)
-        return handler_like(handler, wrapped, deserializer=read)
+        around = partial(self._inside, handler_call_details.method)
+        return surrounded(handler, behaviour, around, deserializer=read, check=check)
 
-    def _unary(
-        self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
-    ) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
-            async with self._border(method, context):
-                return await behaviour(check(request), context)
-
-        return call
-
-    def _stream(
-        self, behaviour: Callable[..., Any], method: str, *, check: Callable[[Any], Any]
-    ) -> Callable[..., Awaitable[None]]:
-        async def call(request: Any, context: Context) -> None:
-            async with self._border(method, context):
-                await answer_stream(behaviour, check(request), context)
-
-        return call
+    async def _inside(self, method: str, context: Context, answer: Callable[[], Awaitable[Any]]) -> Any:
+        async with self._border(method, context):
+            return await answer()
 
     @asynccontextmanager
     async def _border(self, method: str, context: Context) -> AsyncIterator[None]:

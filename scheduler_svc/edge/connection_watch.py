@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import grpc
 from prometheus_client import Counter
 
-from protos.service.handlers import Context, Handler, answer_stream, async_behaviour, handler_like
+from protos.service.handlers import Context, Handler, async_behaviour, surrounded
 from protos.wire.errors import EngineError, MessageTooLarge, QuotaExceeded, Unauthenticated, UnreadableRequest
 from scheduler_svc.edge.connection_conduct import JUDGED_S, ConnectionConduct, Standing
 
@@ -53,22 +53,11 @@ class WatchInterceptor(grpc.aio.ServerInterceptor):
         behaviour = async_behaviour(handler)
         if behaviour is None:
             return cast(Handler, handler)
-        wrapped = self._stream(behaviour) if handler.response_streaming else self._unary(behaviour)
-        return handler_like(handler, wrapped, deserializer=handler.request_deserializer)
+        return surrounded(handler, behaviour, self._inside, deserializer=handler.request_deserializer)
 
-    def _unary(self, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
-            with self._watched(context.peer()):
-                return await behaviour(request, context)
-
-        return call
-
-    def _stream(self, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[None]]:
-        async def call(request: Any, context: Context) -> None:
-            with self._watched(context.peer()):
-                await answer_stream(behaviour, request, context)
-
-        return call
+    async def _inside(self, context: Context, answer: Callable[[], Awaitable[Any]]) -> Any:
+        with self._watched(context.peer()):
+            return await answer()
 
     @contextmanager
     def _watched(self, peer: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from aiohttp import web
@@ -41,7 +42,7 @@ _OPEN_ROUTES = frozenset({"/health"})
 """Answered without a caller's identity: they tell nothing but that the server serves."""
 
 
-def _let_in(_certificate: bytes | None) -> AbstractContextManager[None]:
+def _let_in(_read_certificate: Callable[[], bytes | None]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -55,8 +56,8 @@ class HttpAddress:
     """Other edges listen on the same port; the parent has proved it free."""
     tls: ssl.SSLContext | None = None
     """None: plain text."""
-    kept_out: Callable[[bytes | None], AbstractContextManager[None]] = _let_in
-    """Around a call of the peer with that certificate, in DER: raises Unauthenticated if it is revoked."""
+    kept_out: Callable[[Callable[[], bytes | None]], AbstractContextManager[None]] = _let_in
+    """Around a call, given what reads its peer's certificate in DER: raises Unauthenticated if it is revoked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class HttpServer:
             with fault_border(route):
                 if self._calls.open_calls > self._limits.max_calls:
                     raise QueueFull(f"this edge serves {self._limits.max_calls} HTTP calls, which is its limit")
-                with self._address.kept_out(_certificate_of(request)):
+                with self._address.kept_out(partial(_certificate_of, request)):
                     caller = ANONYMOUS if route in _OPEN_ROUTES else self._parts.door.admit_http(request)
                     return await _or_refusal(endpoint(request, caller))
         except EngineError as error:
