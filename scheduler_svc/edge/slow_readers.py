@@ -5,7 +5,7 @@ Guards: what waits for a reader stays small without ending readers who catch up;
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protos.forwardplane.v1.bridge_pb2 import PauseStream
@@ -71,15 +71,20 @@ class SlowReaders:
             timer.cancel()
 
     def _too_long(self, stream: CallerStream) -> None:
-        _logger.warning(
-            "a caller reads too slowly",
-            extra={
-                "request_id": stream.names.request_id,
-                "output_tokens": stream.usage.output_tokens,
-                "tokens_waiting": stream.ids_for_reader,
-            },
-        )
+        note_slow([stream])
         message = (
             f"the caller reads too slowly: {stream.ids_for_reader} tokens have waited for {self._limits.paused_s:g} s"
         )
         self._give_up(stream, CapacityError(message))
+
+
+def note_slow(streams: Sequence[CallerStream]) -> None:
+    """Log that the caller of these streams, which are of one call, is given up."""
+    _logger.warning(
+        "a caller reads too slowly",
+        extra={
+            "request_id": streams[0].names.request_id,
+            "output_tokens": sum(stream.usage.output_tokens for stream in streams),
+            "tokens_waiting": sum(stream.ids_for_reader for stream in streams),
+        },
+    )

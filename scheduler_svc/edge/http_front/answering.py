@@ -4,7 +4,6 @@ Guards: the first failure ends the others; what was written before it is whole e
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from scheduler_svc.edge.caller_stream import CallerStream
 from scheduler_svc.edge.http_front.event_stream import EventStream, encode
 from scheduler_svc.edge.http_front.http_errors import error_reply
 from scheduler_svc.edge.http_front.replies import Answer
+from scheduler_svc.edge.slow_readers import note_slow
 from scheduler_svc.edge.stream_reading import paced_chunks, whole_generation
 from scheduler_svc.edge.stream_record import StreamRecord
 from scheduler_svc.edge.write_pacing import WritePacing
-
-_logger = logging.getLogger(__name__)
 
 OK = "OK"
 
@@ -75,25 +73,13 @@ async def answer_streamed(begun: Begun, events: EventStream, *, pacing: WritePac
         if not events.has_begun:
             raise
         if events.is_stuck:
-            _note_slow(begun)
+            note_slow(begun.streams)
             await events.leave(error_reply(error).body())
         else:
             with suppress(EngineError):
                 await events.send([error_reply(error).body()])
         return Answered(events.response, error.status, events.is_stuck)
     return Answered(events.response, OK)
-
-
-def _note_slow(begun: Begun) -> None:
-    streams = begun.streams
-    _logger.warning(
-        "a caller reads too slowly",
-        extra={
-            "request_id": streams[0].names.request_id,
-            "output_tokens": sum(stream.usage.output_tokens for stream in streams),
-            "tokens_waiting": sum(stream.ids_for_reader for stream in streams),
-        },
-    )
 
 
 async def _write_streams(begun: Begun, events: EventStream, pacing: WritePacing) -> None:
