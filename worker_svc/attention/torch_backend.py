@@ -66,7 +66,9 @@ class TorchFixedPlan:
     """See `FixedPlan`: rows of one token, all gathered to the width of the longest sequence."""
 
     def __init__(self, backend: "TorchAttention", batch: ForwardBatch, *, width: int) -> None:
-        made = backend.decode_group(batch, np.arange(batch.num_reqs), width=width)
+        # Its rows have one token each, so the tokens' places stay as they are.
+        self._rows = np.arange(batch.num_reqs)
+        made = backend.decode_group(batch, self._rows, width=width, starts=self._rows)
         self._backend = backend
         self._width = width
         self._kv = FixedRows(
@@ -82,7 +84,7 @@ class TorchFixedPlan:
 
     def fill(self, batch: ForwardBatch) -> None:
         """See `FixedPlan.fill`."""
-        made = self._backend.decode_group(batch, np.arange(batch.num_reqs), width=self._width)
+        made = self._backend.decode_group(batch, self._rows, width=self._width, starts=self._rows)
         assert isinstance(made.kv, PagedRows)
         self._kv.fill(made.kv)
         self._group.hidden.copy_(made.hidden)
@@ -108,7 +110,7 @@ class TorchAttention:
         unit = self.pool.geometry.page_size
         spans = batch.seq_lens_host - first_slots(pages, unit=unit)
         decode = [
-            self.decode_group(batch, rows, width=width)
+            self.decode_group(batch, rows, width=width, starts=starts)
             for rows, width in group_by_length(np.flatnonzero(query_lens == 1), spans, unit=unit)
         ]
         extend = [self._extend_row(batch, int(row), start=int(starts[row])) for row in np.flatnonzero(query_lens > 1)]
@@ -138,12 +140,13 @@ class TorchAttention:
             output[row.first_token : row.first_token + row.num_tokens] = self._extend(queries, row, layer=layer)
         return output.view(len(queries), -1)
 
-    def decode_group(self, batch: ForwardBatch, rows: Array, *, width: int) -> DecodeGroup:
-        """The plan of `rows` of the batch, of one token each, gathered to `width` slots."""
+    def decode_group(self, batch: ForwardBatch, rows: Array, *, width: int, starts: Array) -> DecodeGroup:
+        """The plan of `rows` of the batch, of one token each, gathered to `width` slots.
+
+        `starts`: of every row of the batch, where its first token stands.
+        """
         kv = self._paged(batch, rows, width=width)
         device = kv.pages.device
-        query_lens = batch.query_lens_host()
-        starts = np.cumsum(query_lens) - query_lens
         slots = (kv.firsts[:, None] + np.arange(width))[:, None]
         last = batch.seq_lens_host[rows].astype(np.int64)[:, None, None] - 1
         hidden = ~visible_slots(slots, last, window_tokens=self.pool.geometry.attention_window)
