@@ -175,7 +175,7 @@ class LinkMetrics:
 
     def padded(self, num_tokens: int) -> None:
         """A plan's forwards were padded by so many tokens, to the sizes of captured graphs."""
-        self.plans.padded_tokens.labels("graph").inc(num_tokens)
+        self.plans.padded_tokens.inc(num_tokens)
 
     def set_in_flight(self, num_plans: int) -> None:
         """Plans without a result."""
@@ -320,8 +320,7 @@ def _padded_tokens(registry: CollectorRegistry) -> Counter:
     padded = Counter(
         PREFIX + "padded_tokens", "Tokens that workers computed beside the planned ones.", ["kind"], registry=registry
     )
-    padded.labels("graph")
-    return padded
+    return padded.labels("graph")
 
 
 def _worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
