@@ -9,6 +9,7 @@ from protos.service.channel import caller_channel, sync_caller_channel
 from protos.service.server import ServerOptions, bind_port, build_server
 from protos.service.status import StatusInterceptor, abort_with, from_rpc_error
 from protos.wire import errors
+from tests.support.waiting import until
 
 
 class Recorder:
@@ -135,9 +136,8 @@ async def test_a_bug_is_logged_once_and_named_by_its_id(caplog):
         assert "private" not in error.message
         logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert [record.error_id for record in logged] == [error.error_id]
-        async with asyncio.timeout(5):  # the caller may have its status before the call has ended here
-            while channel.recorder.events[-1] != ("/test.Service/bug", "INTERNAL"):
-                await asyncio.sleep(0.001)
+        # The caller may have its status before the call has ended here.
+        await until(lambda: channel.recorder.events[-1] == ("/test.Service/bug", "INTERNAL"))
 
 
 async def test_streams_keep_what_was_sent_before_the_error():

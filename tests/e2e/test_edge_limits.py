@@ -23,16 +23,11 @@ from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES
 from scheduler_svc.edge.call_gate import CallGate, GateInterceptor
 from scheduler_svc.edge.metrics import create_edge_metrics
 from tests.support.edge_harness import Edge, running_edge
+from tests.support.waiting import until
 
 GENERATE, ABORT = (f"/forwardplane.v1.GenerationService/{name}" for name in ("Generate", "Abort"))
 CONNECTIONS, CALLS = 2, 3_100
 """More than gRPC lets wait by itself: from 1,000 on it cancels by chance, from 3,000 on always."""
-
-
-async def until(condition, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def end_of(call) -> errors.EngineError | None:
@@ -57,7 +52,7 @@ async def test_every_call_too_many_is_refused_with_a_hint(tmp_path: Path) -> Non
         for call in calls:
             call.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
-        await until(lambda: edge.link.num_streams == 0)
+        await until(lambda: edge.link.num_streams == 0, timeout_s=10)
         for channel in channels:
             await channel.close()
 
@@ -70,13 +65,13 @@ def unsent(edge: Edge):
 async def test_a_call_too_many_is_refused_before_its_message_is_there(tmp_path: Path) -> None:
     async with running_edge(tmp_path, max_streams=1, is_silent=True) as edge:
         held = edge.stub.Generate(pb.GenerateRequest(text="a"))
-        await until(lambda: edge.core.submits)
+        await until(lambda: edge.core.submits, timeout_s=10)
         error = await end_of(unsent(edge))
         assert isinstance(error, errors.QueueFull)
         reply = await edge.stub.GetModel(pb.GetModelRequest())
         assert reply.name == "tiny"
         held.cancel()
-        await until(lambda: edge.link.num_streams == 0)
+        await until(lambda: edge.link.num_streams == 0, timeout_s=10)
 
 
 class Echo(GenerationServiceServicer):

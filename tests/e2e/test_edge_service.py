@@ -16,6 +16,7 @@ from protos.forwardplane.v1.sampling_pb2 import FinishReason, SamplingParameters
 from protos.service.status import from_rpc_error
 from protos.wire import errors
 from tests.support.edge_harness import CHATML, running_edge
+from tests.support.waiting import until
 
 SERVICE = "forwardplane.v1.GenerationService"
 SMILE = "🙂".encode()
@@ -31,12 +32,6 @@ async def collect(call, into: list[pb.GenerateChunk] | None = None) -> list[pb.G
     while (chunk := await call.read()) is not grpc.aio.EOF:
         chunks.append(chunk)
     return chunks
-
-
-async def until(condition, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def joined(chunks: list[pb.GenerateChunk]) -> tuple[list[int], str]:

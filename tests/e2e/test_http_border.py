@@ -17,6 +17,7 @@ import pytest
 from protos.forwardplane.v1.bridge_pb2 import CoreModel
 from protos.wire.limits import MAX_CALLER_MESSAGE_BYTES
 from tests.support.edge_harness import CHATML, Edge, running_edge
+from tests.support.waiting import until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -31,12 +32,6 @@ async def front(folder: Path, **options: object) -> AsyncIterator[tuple[Edge, ai
         aiohttp.ClientSession(base_url=f"http://127.0.0.1:{edge.http.port}") as session,
     ):
         yield edge, session
-
-
-async def until(condition, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def refused(call) -> tuple[int, dict[str, Any]]:

@@ -17,6 +17,7 @@ from scheduler_svc.text.grammar_checker import GrammarChecker
 from scheduler_svc.text.grammar_messages import Greeting
 from tests.support.edge_harness import CHATML, Edge, running_edge
 from tests.support.tiny_tokenizer import EOS, byte_level_tokenizer, write_tokenizer
+from tests.support.waiting import until
 
 SMILE = "🙂".encode()
 HELLO = [{"role": "user", "content": "hi"}]
@@ -29,12 +30,6 @@ async def front(folder: Path, **options: object) -> AsyncIterator[tuple[Edge, op
         url = f"http://127.0.0.1:{edge.http.port}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
             yield edge, client
-
-
-async def until(condition, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_a_chat_from_request_to_reply(tmp_path: Path) -> None:

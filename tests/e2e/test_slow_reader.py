@@ -17,6 +17,7 @@ from tests.support.core_harness import make_spec, oracle, small_info
 from tests.support.edge_harness import Edge, running_edge
 from tests.support.plans import full_sub_pool
 from tests.support.real_core import RealCore
+from tests.support.waiting import until
 
 PAGE_SIZE, PAGES = 16, 600
 MATES, MATE_TOKENS = 3, 60
@@ -32,12 +33,6 @@ def request(token_id: int, *, max_tokens: int, logprobs: int | None = None) -> p
         stop=StopParameters(max_tokens=max_tokens, ignore_eos=True),
         logprobs=logprobs,
     )
-
-
-async def until(condition, timeout_s: float = 60.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def drain(call) -> None:
@@ -67,10 +62,10 @@ async def test_a_reader_who_stops_is_paused_then_ended_and_the_others_do_not_not
         stuck = GenerationServiceStub(channel).Generate(request(7, max_tokens=LONG, logprobs=20))
         await stuck.read()
         (key,) = core.books.streams
-        await until(lambda: core.books.streams[key].standing.is_paused)
+        await until(lambda: core.books.streams[key].standing.is_paused, timeout_s=60)
         found = await asyncio.gather(*(ids_of(edge, 20 + mate) for mate in range(MATES)))
         is_still_paused = key in core.books.streams
-        await until(lambda: not core.books.streams)
+        await until(lambda: not core.books.streams, timeout_s=60)
         with pytest.raises(grpc.RpcError) as caught:
             await drain(stuck)
         workers = list(core.books.workers.values())

@@ -29,6 +29,7 @@ from protos.wire.validate import validate_plan
 from tests.support.fake_executor import FakeExecutor
 from tests.support.plans import INCARNATION, decode, extend, make_info, make_limits, make_plan, with_element, with_value
 from tests.support.running_worker import running_service
+from tests.support.waiting import until
 from tests.support.worker_client import WorkerClient
 from worker_svc.config import ObservabilityConfig, ServerConfig
 from worker_svc.rpc.listeners import Listeners
@@ -65,12 +66,6 @@ async def opened(**options):
 
 def plan(seq, cached=0):
     return make_plan([decode(cached) if cached else extend(0, 5)], seq=seq, info=make_info())
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 # --- attach
@@ -112,7 +107,7 @@ async def test_a_new_pair_waits_for_the_running_plan_and_ends_the_old_stream():
     async with opened() as (executor, client, stream):
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads)
+        await until(lambda: executor.threads, timeout_s=10)
         attaching = asyncio.create_task(client.attach(8, 1))
         with pytest.raises(StaleEpoch):
             await stream.read()
@@ -201,7 +196,7 @@ async def test_a_reopened_stream_gets_the_running_plans_result_once():
     async with opened(window=2) as (executor, client, stream):
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads)
+        await until(lambda: executor.threads, timeout_s=10)
         await stream.send(plan(2))
         again, expected_seq = await client.open(2)
         assert expected_seq == 2
@@ -218,10 +213,10 @@ async def test_a_lost_stream_is_reopened_and_nothing_runs_twice():
     async with opened() as (executor, client, stream):
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads)
+        await until(lambda: executor.threads, timeout_s=10)
         stream.call.cancel()
         executor.may_run.set()
-        await until(lambda: executor.calls == 1)
+        await until(lambda: executor.calls == 1, timeout_s=10)
         again, expected_seq = await client.open(2)
         assert expected_seq == 2
         assert (await again.run(plan(1))).identity.seq == 1
@@ -395,7 +390,7 @@ async def test_a_stopping_worker_finishes_the_running_plan_and_ends_its_streams(
         report = client.report()
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads)
+        await until(lambda: executor.threads, timeout_s=10)
         service.lifecycle.request_stop("test")
         assert (await stream.read()).HasField("drain")
         executor.may_run.set()

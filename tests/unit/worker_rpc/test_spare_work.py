@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.support.waiting import until
 from worker_svc.rpc.device_thread import DeviceThread
 
 SHORT, LONG = 1.0, 1000.0
@@ -52,12 +53,6 @@ async def device():
     thread = DeviceThread()
     yield thread
     await thread.stop()
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_spare_work_runs_to_its_end_on_an_idle_thread_which_then_serves_on(device):
