@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from protos.client.generation_client import GenerationClient
 from protos.client.messages import GenerateOptions
 from protos.wire.errors import EngineError
 from tests.support.grpc_attacks import channel
-from tests.support.served import free_ports
+from tests.support.served import free_ports, scrape, total
 from tests.support.tiny_folder import edge_command, tiny_folder
 
 
@@ -35,10 +34,7 @@ class Edge:
     @property
     def closed_connections(self) -> int:
         """Since they wasted their calls."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as reply:
-            lines = reply.read().decode().splitlines()
-        prefix = "forwardplane_scheduler_closed_connections_total "
-        return int(float(next(line for line in lines if line.startswith(prefix)).removeprefix(prefix)))
+        return int(total(scrape(self.metrics_port), "forwardplane_scheduler_closed_connections_total"))
 
     def channel(self, **options: object) -> grpc.Channel:
         return channel(self.port, **options)
