@@ -19,7 +19,8 @@ LLAMA_GOALS = {(1, 64): 1.4, (4, 64): 3.0, (16, 64): 3.0, (64, 64): 3.0, (16, 10
 """Least ratio of decode, by (rows, context)."""
 GEMMA_GOALS = {(16, 64): 2.0}
 LLAMA_PREFILL = {256: 4.0, 512: 4.0}
-GENERATED = {1: None, 16: None, 64: None}
+GENERATED = (1, 16, 64)
+"""Rows of peers that are asked for whole answers; no ratio is asked for."""
 NEW_TOKENS, PROMPT = 24, 64
 
 
