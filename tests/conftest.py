@@ -22,7 +22,7 @@ settings.load_profile("ci")
 LASTING_THREADS = ("_poll_wrapper", "channel_spin", "grpc", "asyncio_", "pytest_timeout", "tqdm_monitor")
 """Parts of the names of threads that libraries keep for the process's life."""
 PATIENCE_S = 2.0
-"""How long threads and children may take to end after their test."""
+"""How long threads, children and tasks may take to end after their test."""
 
 
 def pytest_runtest_setup(item):
@@ -93,9 +93,10 @@ async def no_task_left():
     """Fails a test at whose end a task that it started is still running."""
     before = asyncio.all_tasks()
     yield
-    for _ in range(10):
-        await asyncio.sleep(0)
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    end = time.monotonic() + PATIENCE_S
+    # A stopped gRPC server has cancelled its calls, and their tasks end when its completion queue's thread says so.
+    while (left := asyncio.all_tasks() - before - {asyncio.current_task()}) and time.monotonic() < end:
+        await asyncio.sleep(0.005)
     assert not left, f"left behind: {left}"
 
 
