@@ -33,6 +33,8 @@ class PortProfile(Enum):
     """A scheduler of ours, which pings every two seconds; the server pings too and so notices a stopped one."""
 
 
+LEAST_PING_INTERVAL_MS = 300_000
+"""Callers that ping more often while nothing is sent to them get GOAWAY: gRPC's default, also on hardened ports."""
 _MESSAGE_BYTES = {
     PortProfile.CALLER: MAX_CALLER_MESSAGE_BYTES,
     PortProfile.PLAN: max(MAX_PLAN_BYTES, MAX_RESULT_BYTES),
@@ -54,7 +56,7 @@ _HARDENED: dict[PortProfile, Options] = {
     PortProfile.CALLER: (
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_ping_strikes", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 300_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_INTERVAL_MS),
         ("grpc.max_connection_idle_ms", 120_000),
     ),
     PortProfile.PLAN: (("grpc.http2.max_ping_strikes", 1),),
