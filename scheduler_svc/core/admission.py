@@ -1,6 +1,7 @@
 """The door of the core: may this request wait at all. Every refusal names field, value and limit."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from protos.wire.enums import Feature, FinishReason
 from protos.wire.errors import EngineError, InvalidRequest, Loading, NeverFits, UnsupportedFeature
@@ -12,6 +13,7 @@ from scheduler_svc.core.request_rules import empty_field, needs_counts, needs_ma
 from scheduler_svc.core.settings import PolicyKind
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.stopping import finish_reason
+from scheduler_svc.core.worker_facts import WorkerFacts
 from scheduler_svc.memory.page_demand import SequenceCapacity
 
 _WAIT_SHARE = 0.25
@@ -45,21 +47,34 @@ def known_end(event: RequestSubmitted) -> FinishReason | None:
 
 
 def never_fits(state: SchedulerState, spec: RequestSpec) -> NeverFits | None:
-    """Whether no known worker could ever hold the whole request."""
-    total = len(spec.prompt_ids) + spec.max_tokens
-    context = max(facts.info.limits.context_tokens for facts in state.known.values())
+    """Whether no known worker could ever hold the whole request; told of the worker that comes nearest to it."""
+    problems = [_worker_problem(facts, spec) for facts in state.known.values()]
+    if None in problems:
+        return None
+    return max(filter(None, problems), key=lambda problem: problem.reach).error
+
+
+class _Problem(NamedTuple):
+    """Why one worker cannot hold a request."""
+
+    reach: tuple[int, int]
+    """The limit that is passed, later ones being nearer to a fit, and how far that one goes."""
+    error: NeverFits
+
+
+def _worker_problem(facts: WorkerFacts, spec: RequestSpec) -> _Problem | None:
+    total, context, capacity = len(spec.prompt_ids) + spec.max_tokens, facts.info.limits.context_tokens, facts.capacity
+    said = f"prompt and max_tokens are {total} tokens"
     if total > context:
-        return NeverFits(f"prompt and max_tokens are {total} tokens, the context holds {context}", field="max_tokens")
-    capacity = max((facts.capacity for facts in state.known.values()), key=lambda capacity: capacity.tokens)
+        return _Problem((0, context), NeverFits(f"{said}, the context holds {context}", field="max_tokens"))
     if total > capacity.tokens:
-        message = f"prompt and max_tokens are {total} tokens, {_bound(capacity)}"
-        return NeverFits(message, field="max_tokens")
-    largest = max((plan_size(facts.info) for facts in state.known.values()), key=lambda size: size.limit)
-    if not largest.takes(spec):
-        bare = largest.least(total) <= largest.limit
-        message = f"one token of this request may take a plan of more than {largest.limit} bytes, the workers' limit"
-        return NeverFits(message, field="sampling" if bare else "max_tokens")
-    return None
+        return _Problem((1, capacity.tokens), NeverFits(f"{said}, {_bound(capacity)}", field="max_tokens"))
+    size = plan_size(facts.info)
+    if size.takes(spec):
+        return None
+    field = "sampling" if size.least(total) <= size.limit else "max_tokens"
+    message = f"one token of this request may take a plan of more than {size.limit} bytes, the workers' limit"
+    return _Problem((2, size.limit), NeverFits(message, field=field))
 
 
 def _bound(capacity: SequenceCapacity) -> str:

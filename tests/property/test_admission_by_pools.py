@@ -19,14 +19,14 @@ from tests.support.plans import full_sub_pool, window_sub_pool
 PAGE_SIZE = 4
 
 
-def worker(full_pages: int, windows: list[tuple[int, int]], plans: int) -> WorkerInfo:
+def worker(full_pages: int, windows: list[tuple[int, int]], plans: int, context: int) -> WorkerInfo:
     windowed = [
         window_sub_pool(num_pages=pages, page_size=PAGE_SIZE, window_tokens=tokens) for pages, tokens in windows
     ]
     return small_info(
         sub_pools=(full_sub_pool(num_pages=full_pages, page_size=PAGE_SIZE), *windowed),
         window=plans,
-        context_tokens=400,
+        context_tokens=context,
     )
 
 
@@ -35,6 +35,7 @@ WORKERS = st.builds(
     st.integers(2, 130),
     st.lists(st.tuples(st.integers(2, 90), st.sampled_from([1, 6, 32])), max_size=2),
     st.integers(1, 2),
+    st.sampled_from([100, 400]),
 )
 
 
@@ -74,3 +75,23 @@ def test_edges_are_told_what_the_core_admits_by_and_no_less(info, budget):
 
     assert view.capacity_tokens == harness.state.known["w0"].capacity.tokens
     assert view.capacity_tokens == harness.state.workers["w0"].memory.capacity.tokens
+
+
+@given(infos=st.lists(WORKERS, min_size=1, max_size=3), prompt=st.integers(1, 200), output=st.integers(1, 250))
+def test_a_request_is_admitted_if_one_worker_could_hold_the_whole_of_it(infos, prompt, output):
+    """Not if one has the context and another one the pages."""
+    harness = CoreHarness(CoreSettings())
+    for index, info in enumerate(infos):
+        harness.attach(f"w{index}", info)
+    spec = make_spec(1, prompt=prompt, max_tokens=output)
+
+    error = never_fits(harness.state, spec)
+
+    known = harness.state.known.values()
+    total = prompt + output
+    assert (error is None) == any(
+        total <= each.info.limits.context_tokens and total <= each.capacity.tokens for each in known
+    )
+    if error is not None:
+        assert str(total) in error.message
+        assert error.field == "max_tokens"
