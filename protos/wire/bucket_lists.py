@@ -24,21 +24,23 @@ def default_sizes(phase: GraphPhase, *, limit: int, device: str) -> tuple[int, .
 
 
 def list_problem(sizes: Sequence[int], *, limit: int) -> str | None:
-    """What is wrong with a list of sizes, and which of it would work; None if nothing is."""
+    """What is wrong with a list of sizes, and what would work; None if nothing is. Reads on from the list's name."""
     if not sizes:
         return None
     problems = []
     if any(size < 1 for size in sizes):
-        problems.append("has a size below 1")
+        problems.append("a size is below 1")
     if len(set(sizes)) < len(sizes):
-        problems.append("names a size twice")
+        problems.append("a size is there twice")
     if list(sizes) != sorted(sizes):
-        problems.append("is not ascending")
+        problems.append("the sizes do not ascend")
     if max(sizes) > limit:
-        problems.append(f"has {max(sizes)}, plans go to {limit}")
+        problems.append(f"plans go to {limit}")
     if not problems:
         return None
-    return f"{' and '.join(problems)}: what would work is {shown(fitting(sizes, limit=limit))}"
+    usable = fitting(sizes, limit=limit)
+    works = f"what would work is {shown(usable)}" if usable else f"sizes from 1 to {limit} would work"
+    return f"is {shown(sizes)}, but {' and '.join(problems)}: {works}"
 
 
 def fitting(sizes: Sequence[int], *, limit: int) -> tuple[int, ...]:
@@ -48,4 +50,4 @@ def fitting(sizes: Sequence[int], *, limit: int) -> tuple[int, ...]:
 
 def shown(sizes: Sequence[int]) -> str:
     """As a setting is written."""
-    return ",".join(map(str, sizes)) or "no size"
+    return ",".join(map(str, sizes))

@@ -47,9 +47,11 @@ def check_memory(sizes: Mapping[GraphPhase, tuple[int, ...]], need: GraphNeed, *
         fitting = need.largest_fitting(phase, found, free_bytes=free_bytes)
         if fitting != found:
             needed = need.of_size(phase, found[-1])
+            works = (
+                f"what would fit is {shown(fitting)}" if fitting else f"without {phase.name.lower()} graphs it works"
+            )
             message = (
-                f"{_FIELDS[phase]}: a graph of {found[-1]} takes about {needed} bytes, {free_bytes} are free: "
-                f"what would fit is {shown(fitting)}"
+                f"{_FIELDS[phase]}: a graph of {found[-1]} takes about {needed} bytes, {free_bytes} are free: {works}"
             )
             raise InvalidRequest(message, field=_FIELDS[phase])
 

@@ -76,10 +76,12 @@ def test_the_default_sizes_end_where_plans_do(folder):
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"decode_buckets": (4, 1)}, "decode_buckets", ("not ascending", "1,4")),
-        ({"decode_buckets": (1, 4, 4)}, "decode_buckets", ("twice", "1,4")),
+        ({"decode_buckets": (4, 1)}, "decode_buckets", ("is 4,1,", "do not ascend", "1,4")),
+        ({"decode_buckets": (1, 4, 4)}, "decode_buckets", ("is 1,4,4,", "twice", "1,4")),
         ({"prefill_buckets": (0, 16)}, "prefill_buckets", ("below 1", "is 16")),
-        ({"decode_buckets": (8, 64)}, "decode_buckets", ("has 64, plans go to 16", "is 8")),
+        ({"decode_buckets": (8, 64)}, "decode_buckets", ("is 8,64, but plans go to 16", "is 8")),
+        ({"decode_buckets": (999_999,)}, "decode_buckets", ("is 999999, but plans go to 16", "sizes from 1 to 16")),
+        ({"decode_buckets": (0,)}, "decode_buckets", ("is 0, but a size is below 1: sizes from 1 to 16 would work",)),
         ({"prefill_buckets": (16, 32, 500, 100)}, "prefill_buckets", ("16,32",)),
         ({"graph": "some"}, "graph", ("off, decode, prefill, all",)),
         ({"decode_graph_backend": "magic"}, "decode_graph_backend", ("full, breakable, compiled",)),
@@ -97,6 +99,9 @@ def test_sizes_without_memory_are_refused_with_the_largest_that_fit(folder, monk
     with pytest.raises(InvalidRequest, match=r"decode_buckets: a graph of 16 .* what would fit is 1,2$") as caught:
         built(folder, replace(GRAPHS, decode_buckets=(1, 2, 16)))
     assert caught.value.field == "decode_buckets"
+    monkeypatch.setattr(stack_graphs, "free_bytes", lambda device: 1)
+    with pytest.raises(InvalidRequest, match=r"decode_buckets: a graph of 16 .* without decode graphs it works$"):
+        built(folder, replace(GRAPHS, decode_buckets=(16,)))
 
 
 def test_compiled_without_a_compiler_is_refused_by_name(folder, monkeypatch):
