@@ -1,4 +1,4 @@
-"""How much memory is free: of a device, of the machine, and below the limits of the container.
+"""How much memory is free: of a device, of the machine, and below the limits of the container; and how much is ours.
 
 Readings only. Guards: what a container may still use is never above what its control groups, or those around it, allow.
 """
@@ -38,6 +38,22 @@ def free_bytes(device: torch.device) -> int:
         return free_host_bytes()
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+def own_bytes(device: torch.device) -> int:
+    """Memory of the device that this process holds and others therefore cannot; mapped files do not count."""
+    if device.type == "cpu":
+        return int(psutil.Process().memory_info().rss) - _mapped_file_bytes()
+    return int(torch.cuda.memory_reserved(device))
+
+
+def _mapped_file_bytes() -> int:
+    """Resident pages of files, which the system takes back when it needs them. 0 where it does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile:"))
 
 
 def free_host_bytes(root: Path = _ROOT) -> int:

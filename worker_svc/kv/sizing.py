@@ -33,6 +33,8 @@ class FreeMemory:
     """Free when the process began to load the weights."""
     after_load: int
     """Free with the weights there and nothing else."""
+    loaded: int
+    """What the load made this process hold; others may have taken or given memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +140,19 @@ def _asked_fraction(request: CapacityRequest, fraction: float) -> tuple[int, ...
 
 
 def _fraction_problem(request: CapacityRequest, fraction: float) -> str:
-    taken = [rank.before_load - rank.after_load + request.graph_bytes + _least(request) for rank in request.ranks]
+    """Says what a new start needs, which finds free what is free now and what this process holds."""
+    needed = request.graph_bytes + _least(request)
     scale = 10**_FRACTION_DIGITS
-    least = max(math.ceil(scale * need / rank.before_load) for need, rank in zip(taken, request.ranks, strict=True))
+    least = max(math.ceil(scale * (rank.loaded + needed) / (rank.loaded + rank.after_load)) for rank in request.ranks)
     if least > scale:
-        most = max(request.ranks, key=lambda rank: rank.before_load - rank.after_load)
-        return f"{most.before_load} bytes were free, weights, graphs and the smallest pools need {max(taken)}"
-    return f"memory_fraction is {fraction}, the smallest that works is {least / scale}"
+        rank = max(request.ranks, key=lambda rank: rank.loaded - rank.after_load)
+        free = rank.loaded + rank.after_load
+        return f"{free} bytes are free, weights, graphs and the smallest pools need {rank.loaded + needed}"
+    message = f"memory_fraction is {fraction}, the smallest that works is {least / scale}"
+    if least <= scale * fraction:
+        others = max(rank.before_load - rank.after_load - rank.loaded for rank in request.ranks)
+        message += f" once others hold still: they took {others} bytes while the weights were loaded; start again"
+    return message
 
 
 def _default_share(request: CapacityRequest) -> tuple[int, ...]:

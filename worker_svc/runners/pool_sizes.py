@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from worker_svc.device.memory import free_bytes
+from worker_svc.device.memory import free_bytes, own_bytes
 from worker_svc.kv.canary_table import canary_bytes
 from worker_svc.kv.sizing import CapacityRequest, FreeMemory, SubPoolNeed, plan_capacity, useful_pages
 from worker_svc.kv.token_to_kv_pool import KVGeometry
@@ -27,6 +27,7 @@ class PoolSizes:
         self._settings = settings
         self._device = torch.device(settings.device)
         self._free_before = free_bytes(self._device)
+        self._own_before = own_bytes(self._device)
 
     def sized(
         self,
@@ -46,7 +47,8 @@ class PoolSizes:
             InvalidRequest: the setting cannot be had; says what works.
         """
         settings = self._settings
-        memory = FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device))
+        loaded = max(0, own_bytes(self._device) - self._own_before)
+        memory = FreeMemory(before_load=self._free_before, after_load=free_bytes(self._device), loaded=loaded)
         request = CapacityRequest(
             kv_bytes=settings.kv_bytes,
             num_pages=settings.num_pages,

@@ -1,12 +1,13 @@
 """Free memory stops at the container's limit, whatever the machine has."""
 
 import gc
+import mmap
 
 import psutil
 import pytest
 import torch
 
-from worker_svc.device.memory import free_bytes, free_host_bytes
+from worker_svc.device.memory import free_bytes, free_host_bytes, own_bytes
 
 MIB = 1 << 20
 
@@ -82,3 +83,18 @@ def test_what_nobody_refers_to_is_given_back_before_reading():
     finally:
         gc.callbacks.remove(note)
     assert "stop" in freed
+
+
+def test_what_is_ours_grows_by_what_we_write_and_not_by_files_that_we_map(tmp_path):
+    file = tmp_path / "mapped"
+    file.write_bytes(bytes(32 << 20))
+    cpu = torch.device("cpu")
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = own_bytes(cpu)
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0
+        after_mapping = own_bytes(cpu)
+        block = bytearray(b"x" * (64 << 20))
+        after_writing = own_bytes(cpu)
+    assert after_mapping - before < 8 << 20
+    assert 60 << 20 < after_writing - after_mapping < 140 << 20
+    del block

@@ -19,8 +19,9 @@ FULL = SubPoolNeed(bytes_per_page=PAGE, useful_pages=10_000)
 WINDOW = SubPoolNeed(bytes_per_page=5 * PAGE, useful_pages=10_000)
 
 
-def pages(*, before=100 * PAGE, after=100 * PAGE, sub_pools=(FULL,), **choices):
-    ranks = (FreeMemory(before_load=before, after_load=after),)
+def pages(*, before=100 * PAGE, after=100 * PAGE, loaded=None, sub_pools=(FULL,), **choices):
+    """Nobody else takes memory unless `loaded` says that the load took less than is gone."""
+    ranks = (FreeMemory(before_load=before, after_load=after, loaded=before - after if loaded is None else loaded),)
     return plan_capacity(CapacityRequest(**{"ranks": ranks, "sub_pools": sub_pools, **choices}))
 
 
@@ -58,7 +59,8 @@ def test_graph_memory_is_in_the_sum():
 
 def test_every_rank_gets_what_the_poorest_one_can_have():
     ranks = tuple(
-        FreeMemory(before_load=before * PAGE, after_load=after * PAGE) for before, after in ((200, 150), (100, 90))
+        FreeMemory(before_load=before * PAGE, after_load=after * PAGE, loaded=(before - after) * PAGE)
+        for before, after in ((200, 150), (100, 90))
     )
     assert pages(ranks=ranks) == (22,)
     assert pages(ranks=ranks, memory_fraction=0.5) == (40,)
@@ -107,7 +109,7 @@ def test_a_number_of_pages_of_a_hybrid_is_of_the_full_sub_pool():
             "memory_fraction",
             "memory_fraction is 0.5, the smallest that works is 0.51",
         ),
-        ({"before": 101_000, "after": 1000, "memory_fraction": 1.0}, "memory_fraction", "101000 bytes were free"),
+        ({"before": 101_000, "after": 1000, "memory_fraction": 1.0}, "memory_fraction", "101000 bytes are free"),
     ],
 )
 def test_a_refusal_says_what_would_work(choices, field, message):
@@ -147,3 +149,11 @@ def test_the_running_limit_is_the_formula_within_half_the_tokens_and_the_setting
 
 def test_useful_pages_count_whole_pages_of_each_row_and_the_sink():
     assert useful_pages(max_rows=3, most_tokens=33, page_size=16) == 1 + 3 * 3
+
+
+def test_memory_that_others_took_during_the_load_is_not_in_what_a_new_start_needs():
+    with pytest.raises(InvalidRequest, match=r"is 0\.01, the smallest that works is 0\.072$"):
+        pages(before=200 * PAGE, after=70 * PAGE, loaded=3 * PAGE + 200, memory_fraction=0.01)
+    assert min(pages(before=73 * PAGE + 200, after=70 * PAGE, memory_fraction=0.072)) >= 2
+    with pytest.raises(InvalidRequest, match=r"is 0\.5, .* is 0\.072 once others hold still: they took 126800 bytes"):
+        pages(before=200 * PAGE, after=70 * PAGE, loaded=3 * PAGE + 200, memory_fraction=0.5)

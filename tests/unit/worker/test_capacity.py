@@ -24,8 +24,9 @@ def free(monkeypatch):
     """Says how much memory there is, before and after the weights."""
 
     def say(before, after):
-        readings = iter((before, after))
+        readings, held = iter((before, after)), iter((0, before - after))
         monkeypatch.setattr(pool_sizes, "free_bytes", lambda device: next(readings))
+        monkeypatch.setattr(pool_sizes, "own_bytes", lambda device: next(held))
 
     return say
 
