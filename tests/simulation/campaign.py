@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protos.wire.errors import EngineError
 from tests.simulation.checker import Checker
@@ -15,8 +15,14 @@ LEAST_OF_EACH_FAULT = 10
 LEAST_FINISHED = 1000
 LEAST_REOPENED = 50
 LEAST_TOKENS_OF_A_SEED = 10
+MOST_STILL_SEEDS = 0.001
+"""Of all: where every worker was away for most of the run. They say nothing, good or bad."""
 MOST_SUSPECTED_WITHOUT_GUILT = 0.005
 """Of all requests: bad luck, three deaths of a request that is alone."""
+
+
+class MovedTooLittle(AssertionError):
+    """No invariant was broken, and nearly nothing happened that could have broken one."""
 
 
 def run_seed(seed: int) -> Life:
@@ -24,10 +30,12 @@ def run_seed(seed: int) -> Life:
 
     Raises:
         Breach: an invariant does not hold.
+        MovedTooLittle: the run says nothing.
     """
     life = Life(seed)
     checker: Checker = life.run()
-    assert checker.counts["tokens"] >= LEAST_TOKENS_OF_A_SEED, "a run that moved too little says nothing"
+    if checker.counts["tokens"] < LEAST_TOKENS_OF_A_SEED:
+        raise MovedTooLittle(f"{checker.counts['tokens']} tokens, a run that counts has {LEAST_TOKENS_OF_A_SEED}")
     return life
 
 
@@ -39,6 +47,8 @@ class CampaignReport:
     broken: list[int]
     seeds: int
     simulated_s: float = 0.0
+    still: list[int] = field(default_factory=list)
+    """Seeds that moved too little; not among the others."""
 
     def add(self, life: Life) -> None:
         self.counts.update(life.checker.counts)
@@ -52,6 +62,7 @@ class CampaignReport:
         missing = [f"fault {kind}" for kind in Fault if counts[f"fault {kind}"] < LEAST_OF_EACH_FAULT]
         missing += ["finished"] if counts["finished"] < LEAST_FINISHED else []
         missing += ["reopened"] if counts["reopened"] < LEAST_REOPENED else []
+        missing += ["seeds"] if len(self.still) > MOST_STILL_SEEDS * self.seeds else []
         guiltless = counts["suspected without guilt"]
         missing += ["guilt"] if guiltless > MOST_SUSPECTED_WITHOUT_GUILT * counts["requests"] else []
         return missing
@@ -59,6 +70,7 @@ class CampaignReport:
     def text(self, spent_s: float) -> str:
         lines = [f"{self.seeds} seeds, {self.simulated_s / 60:.0f} simulated minutes, {spent_s:.0f} s"]
         lines += [f"  {name:28} {count}" for name, count in sorted(self.counts.items())]
+        lines += [f"seeds that moved too little to count: {self.still}"] if self.still else []
         lines += [f"broken seeds: {self.broken}" if self.broken else "no invariant broken"]
         lines += [f"moved too little of: {missing}"] if (missing := self.too_little()) else []
         return "\n".join(lines)
@@ -70,6 +82,8 @@ def run_until(report: CampaignReport, *, budget_s: float, first: int = 0) -> flo
     while (spent := time.monotonic() - begun) < budget_s:
         try:
             report.add(run_seed(seed))
+        except MovedTooLittle:
+            report.still.append(seed)
         except BREAKS as error:
             report.broken.append(seed)
             print(f"seed {seed}: {error!r}; replay: make sim SEED={seed}", flush=True)

@@ -1,11 +1,13 @@
 """Scheduler core, links' exchange and worker protocol in virtual time: every stream gets its tokens."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from tests.simulation.campaign import BREAKS, CampaignReport, run_seed
 from tests.simulation.mutants import MUTANTS, notices, switched_off
+from tests.simulation.virtual import Connection, Network, Process, VirtualTime
 from tests.support.code_measures import ROOT
 
 SEEDS = 100
@@ -44,3 +46,15 @@ def test_each_mutant_finds_its_guard_and_somebody_to_notice(mutant):
     with switched_off(mutant):
         pass
     assert mutant.seed is not None or list(ROOT.glob(mutant.tests))
+
+
+def test_what_a_stream_carries_arrives_in_the_order_of_sending():
+    """Also where one message holds up others: all of those are due at one time, which rounding makes several."""
+    time, got = VirtualTime(), []
+    ends = Process(time, "client"), Process(time, "server")
+    network = Network(time, random.Random(1), slow_share=0.3)
+    stream = Connection(network, *ends, on_break=(lambda: None, lambda: None))
+    for number in range(2000):
+        time.after(number / 997, lambda number=number: stream.to_server(lambda: got.append(number)))
+    time.run(10.0)
+    assert got == list(range(2000))

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 
 Work = Callable[[], None]
@@ -117,6 +118,8 @@ class Connection:
         self._ends = (client, server)
         self._on_break = on_break
         self._due = [network.time.now + network.setup_delay(), 0.0]
+        self._under_way: tuple[deque[Work], deque[Work]] = (deque(), deque())
+        """By way, in order: two that are due at once would else be swapped by the rounding of their delays."""
         self._is_over = [False, False]
         """By end."""
         self.is_broken = False
@@ -158,4 +161,10 @@ class Connection:
             return
         now = self._network.time.now
         self._due[way] = max(self._due[way], now + self._network.delay())
-        receiver.after(self._due[way] - now, lambda: None if self._is_over[1 - way] else work())
+        self._under_way[way].append(work)
+        receiver.after(self._due[way] - now, lambda: self._deliver(way))
+
+    def _deliver(self, way: int) -> None:
+        work = self._under_way[way].popleft()
+        if not self._is_over[1 - way]:
+            work()
