@@ -86,15 +86,14 @@ class PlanExchange:
             raise SyncError(message, field="expected_seq")
         if self._reopen_until is not None:
             self._reopen_until = None
-            if expected_seq == first:
-                # Otherwise the worker has the oldest plan: a device that hangs gains no time from a new stream.
-                self.liveness.stream_reopened(now)
+            self.liveness.stream_reopened(now, is_new_to_worker=expected_seq == first)
         return self._unanswered.all_again()
 
     def broke(self, error: EngineError, now: float) -> EngineError | None:
         """The stream ended, or could not be opened: None to open the next one, or why the term is over."""
         if not may_reopen(error):
             return error
+        self.liveness.stream_broke()
         if self._reopen_until is None:
             self._reopen_until = now + self._reopen_s
             self._fruitless += 1
@@ -144,7 +143,12 @@ class PlanExchange:
         """
         if report.incarnation != self.term.info.incarnation:
             raise WrongIncarnation("the worker was restarted", field="incarnation")
-        self.liveness.reported(counter=report.device_counter, capture_budget_s=report.capture_budget_s, now=now)
+        self.liveness.reported(
+            counter=report.device_counter,
+            device_seq=device_seq(report, (self.term.epoch, self.term.term)),
+            capture_budget_s=report.capture_budget_s,
+            now=now,
+        )
 
     # --- the worker's health
 
@@ -164,6 +168,12 @@ class PlanExchange:
     def _is_current(self, result: ForwardResult) -> bool:
         identity, term = result.identity, self.term
         return (identity.epoch, identity.term, identity.incarnation) == (term.epoch, term.term, term.info.incarnation)
+
+
+def device_seq(report: Report, pair: tuple[int, int]) -> int:
+    """The plan of the term `pair` that the device is computing by that report; 0: none."""
+    is_computing = report.pair == pair and report.finished_seq < report.started_seq
+    return report.started_seq if is_computing else 0
 
 
 def may_reopen(error: EngineError) -> bool:

@@ -63,6 +63,12 @@ class Report:
     """None: a state this release does not know."""
     device_counter: int
     capture_budget_s: float
+    pair: tuple[int, int] = (0, 0)
+    """Epoch and term of the two seqs."""
+    started_seq: int = 0
+    """The newest plan that the device thread has taken."""
+    finished_seq: int = 0
+    """The newest one that it has finished."""
     buckets: tuple[Buckets, ...] = ()
 
 

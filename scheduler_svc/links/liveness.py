@@ -1,7 +1,8 @@
 """Decides from reports and results whether a worker still makes progress. Pure: times are arguments.
 
 Live = reports arrive, and (no plan is outstanding, or the device counter moved within the budget of the oldest).
-Doubtful = late, and not yet too late.
+Doubtful = late, and not yet too late. While the stream is broken a plan counts only if the device is known to be at it:
+others wait for a stream, as results of finished ones do, and how long that may take is not decided here.
 """
 
 from collections import OrderedDict
@@ -35,10 +36,13 @@ class Liveness:
         self._counter = -1
         self._capture_budget_s = 0.0
         self._budgets_s: OrderedDict[int, float] = OrderedDict()
+        self._device_seq = 0
+        self._is_broken = False
 
-    def reported(self, *, counter: int, capture_budget_s: float, now: float) -> None:
-        """A report arrived."""
+    def reported(self, *, counter: int, device_seq: int, capture_budget_s: float, now: float) -> None:
+        """A report arrived. `device_seq` is the plan that the device computes; 0: none."""
         self._reported_at = now
+        self._device_seq = device_seq
         self._capture_budget_s = capture_budget_s
         if counter != self._counter:
             self._counter = counter
@@ -55,9 +59,15 @@ class Liveness:
         self._budgets_s.pop(seq, None)
         self._progress_at = now
 
-    def stream_reopened(self, now: float) -> None:
-        """Plans were sent again: those that had not started start now."""
-        self._progress_at = now
+    def stream_broke(self) -> None:
+        """No plan reaches the worker and no result this process, until a stream is open again."""
+        self._is_broken = True
+
+    def stream_reopened(self, now: float, *, is_new_to_worker: bool) -> None:
+        """Plans were sent again, and results. A device that hangs on the oldest plan gains no time from that."""
+        if is_new_to_worker or not self._is_at_oldest():
+            self._progress_at = now
+        self._is_broken = False
 
     def forgive(self, now: float) -> None:
         """This process itself stood still: what the worker sent meanwhile is still to be read."""
@@ -85,6 +95,10 @@ class Liveness:
         return None
 
     def _allowance_s(self) -> float:
-        if not self._budgets_s:
+        if not self._budgets_s or (self._is_broken and not self._is_at_oldest()):
             return float("inf")
         return next(iter(self._budgets_s.values())) + self._capture_budget_s
+
+    def _is_at_oldest(self) -> bool:
+        """Whether the device is known to compute the oldest plan that is out."""
+        return self._device_seq > 0 and self._device_seq == next(iter(self._budgets_s), -1)

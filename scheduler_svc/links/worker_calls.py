@@ -171,6 +171,9 @@ def _report(message: WorkerReport) -> Report:
         state=_STATES.get(int(message.state)),
         device_counter=message.device_counter,
         capture_budget_s=message.capture_budget_ms / 1000,
+        pair=(message.epoch, message.term),
+        started_seq=message.last_started_seq,
+        finished_seq=message.last_finished_seq,
         buckets=buckets_from_proto(message.buckets),
     )
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from protos.wire.enums import FinishReason, WorkerState
+from protos.wire.enums import FinishReason
 from protos.wire.errors import Loading
 from protos.wire.plan import ForwardPlan
 from scheduler_svc.core.events import (
@@ -16,7 +16,6 @@ from scheduler_svc.core.events import (
     TokensReleased,
 )
 from scheduler_svc.core.settings import CoreSettings
-from scheduler_svc.links.link_messages import Report
 from tests.simulation.checker import Caller, Checker
 from tests.simulation.faults import Fault, draw
 from tests.simulation.schedulers import SimScheduler
@@ -117,10 +116,7 @@ class Life:
     def _report(self, worker: SimWorker) -> None:
         if not worker.is_alive:
             return
-        state = WorkerState.DRAINING if worker.is_draining else WorkerState.SERVING
-        report = Report(
-            incarnation=worker.info.incarnation, state=state, device_counter=worker.counter, capture_budget_s=0.0
-        )
+        report = worker.report()
         late_s = self.random.uniform(0.0, 0.9) if self._slow_reports_until > self.time.now else 0.0
         for scheduler in self.schedulers:
             if scheduler.is_alive and not self.network.is_cut(worker.name, scheduler.name):

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from protos.forwardplane.v1.worker_pb2 import PlanMessage
-from protos.wire.enums import RowFailure
+from protos.wire.enums import RowFailure, WorkerState
 from protos.wire.errors import EngineError
 from protos.wire.limits import PROTOCOL_MAX
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult, PlanTimings
 from protos.wire.worker_info import WorkerInfo
-from scheduler_svc.links.link_messages import EncodedPlan
+from scheduler_svc.links.link_messages import EncodedPlan, Report
 from tests.simulation.checker import Checker
 from tests.simulation.virtual import Process, VirtualTime
 from tests.support.fake_worker import FakeWorker
@@ -73,6 +73,8 @@ class SimWorker(Process):
         self.info = info
         self.habits = habits
         self.counter = 0
+        self.pair = (0, 0)
+        self.started_seq = self.finished_seq = 0
         self.is_draining = False
         self.on_death: list[Callable[[], None]] = []
         self._random = source
@@ -83,6 +85,17 @@ class SimWorker(Process):
         self._attaches: dict[int, Answer] = {}
         self._streams: dict[int, StreamEnds] = {}
         self._next_key = 1
+
+    def report(self) -> Report:
+        return Report(
+            incarnation=self.info.incarnation,
+            state=WorkerState.DRAINING if self.is_draining else WorkerState.SERVING,
+            device_counter=self.counter,
+            capture_budget_s=0.0,
+            pair=self.pair,
+            started_seq=self.started_seq,
+            finished_seq=self.finished_seq,
+        )
 
     # --- from the network
 
@@ -170,6 +183,8 @@ class SimWorker(Process):
 
     def _execute(self, action: Execute) -> None:
         self._checker.executed(self, action.plan)
+        identity = action.plan.identity
+        self.pair, self.started_seq = (identity.epoch, identity.term), identity.seq
         if self.habits.dies_at(action.plan):
             self.after(0.001, self.die)
             return
@@ -186,6 +201,7 @@ class SimWorker(Process):
         assert action.run is not None
         result: ForwardResult = action.run()
         self.counter += 1
+        self.finished_seq = action.plan.identity.seq
         result = replace(result, timings=PlanTimings(forward_ns=int(seconds * 1e9)))
         self._carry_out(self._protocol.plan_finished(result))
 

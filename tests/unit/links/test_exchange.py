@@ -17,7 +17,7 @@ from protos.wire.errors import (
     WrongIncarnation,
 )
 from protos.wire.result import ForwardResult
-from scheduler_svc.links.exchange import MAX_FRUITLESS_STREAMS, PlanExchange, is_death, may_reopen
+from scheduler_svc.links.exchange import MAX_FRUITLESS_STREAMS, PlanExchange, device_seq, is_death, may_reopen
 from scheduler_svc.links.link_messages import LinkNack, PlansMissing, Report, Term
 from scheduler_svc.links.liveness import Liveness, LivenessLimits
 from tests.support.core_harness import small_info
@@ -28,6 +28,9 @@ TERM = Term(worker="w0", epoch=2, term=5, info=INFO)
 LIMITS = LivenessLimits(report_late_s=1.0, report_lost_s=2.75, plan_timeout_s=60.0)
 LOST = ConnectionLost("lost")
 BUDGET_S = make_identity().budget_ms / 1000
+REPORT = Report(
+    incarnation=INFO.incarnation, state=None, device_counter=-1, capture_budget_s=0.0, started_seq=7, finished_seq=6
+)
 
 
 def identity(seq):
@@ -105,14 +108,24 @@ def test_an_open_stream_is_trusted_again():
     assert not term.is_suspect(0.2)
 
 
-@pytest.mark.parametrize(("expected_seq", "is_lost"), [(3, True), (2, True), (1, False)])
-def test_a_new_stream_gives_time_only_to_a_plan_that_the_worker_did_not_have(expected_seq, is_lost):
+@pytest.mark.parametrize(
+    ("expected_seq", "started", "finished", "is_lost"),
+    [(3, 1, 0, True), (2, 1, 0, True), (3, 1, 1, False), (3, 2, 1, False), (2, 0, 0, False), (1, 0, 0, False)],
+)
+def test_a_new_stream_gives_no_time_to_the_plan_that_the_device_computes(expected_seq, started, finished, is_lost):
     term = exchange(plans=2)
+    report = replace(REPORT, pair=(TERM.epoch, TERM.term), started_seq=started, finished_seq=finished)
+    term.reported(report, 0.0)
     assert term.broke(LOST, BUDGET_S - 1.5) is None
     term.opened(expected_seq, BUDGET_S - 1.0)
-    report = Report(incarnation=INFO.incarnation, state=None, device_counter=-1, capture_budget_s=0.0)
     term.reported(report, BUDGET_S)
     assert (term.liveness.verdict(BUDGET_S) is not None) is is_lost
+
+
+def test_plans_of_another_term_are_not_taken_for_ours():
+    assert device_seq(replace(REPORT, pair=(4, 3)), (4, 3)) == 7
+    assert device_seq(replace(REPORT, pair=(4, 2)), (4, 3)) == 0
+    assert device_seq(replace(REPORT, pair=(4, 3), finished_seq=7), (4, 3)) == 0
 
 
 def test_streams_that_break_without_a_result_end_the_term_and_a_result_starts_the_count_anew():

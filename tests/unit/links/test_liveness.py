@@ -7,8 +7,8 @@ def make() -> Liveness:
     return Liveness(LivenessLimits(report_late_s=1.0, report_lost_s=2.75, plan_timeout_s=60.0), now=0.0)
 
 
-def report(liveness, now, counter=1, capture_budget_s=0.0):
-    liveness.reported(counter=counter, capture_budget_s=capture_budget_s, now=now)
+def report(liveness, now, counter=1, capture_budget_s=0.0, device_seq=0):
+    liveness.reported(counter=counter, device_seq=device_seq, capture_budget_s=capture_budget_s, now=now)
 
 
 def test_an_idle_worker_lives_as_long_as_it_reports():
@@ -88,3 +88,30 @@ def test_a_device_that_needs_half_of_its_budget_is_doubtful():
     assert liveness.is_doubtful(3.0)
     liveness.plan_answered(1, now=3.1)
     assert not liveness.is_doubtful(3.1)
+
+
+def test_a_device_that_is_done_or_has_nothing_is_not_given_up_while_the_stream_is_broken():
+    """Its results wait for a stream, as plans do that it has not got."""
+    liveness = make()
+    liveness.plan_sent(1, budget_s=2.0, now=0.0)
+    liveness.plan_sent(2, budget_s=2.0, now=0.0)
+    liveness.stream_broke()
+    report(liveness, now=1.9)
+    assert liveness.verdict(4.0) is None
+    assert not liveness.is_doubtful(2.8)
+    liveness.stream_reopened(4.0, is_new_to_worker=False)
+    report(liveness, now=4.0)
+    assert liveness.verdict(5.9) is None
+    assert liveness.verdict(6.0).field == "device_counter"
+
+
+def test_a_device_that_hangs_gains_no_time_from_broken_streams():
+    liveness = make()
+    liveness.plan_sent(1, budget_s=2.0, now=0.0)
+    report(liveness, now=0.0, device_seq=1)
+    liveness.stream_broke()
+    report(liveness, now=1.5, device_seq=1)
+    liveness.stream_reopened(1.6, is_new_to_worker=False)
+    assert liveness.verdict(1.9) is None
+    liveness.stream_broke()
+    assert liveness.verdict(2.0).field == "device_counter"
