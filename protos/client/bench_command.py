@@ -80,7 +80,7 @@ def bench(options: BenchOptions, console: Console) -> int:
         dtype=model.dtype,
         workers=workers,
         load=plan,
-        seed=options.prompt.seed,
+        prompts=options.prompt,
         was_cut=measured.was_cut,
         is_verified=vocabulary is not None,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from protos.client.bench_figures import BenchFigures, Distribution, inter_token_gaps
-from protos.client.bench_options import LoadPlan
+from protos.client.bench_options import LoadPlan, PromptOptions
 from protos.client.bench_records import RequestRecord
 from protos.client.exit_codes import WrongUsage
 from protos.wire.errors import InvalidRequest
@@ -31,7 +31,8 @@ class BenchContext:
     dtype: str
     workers: int
     load: LoadPlan
-    seed: int
+    prompts: PromptOptions
+    """Lengths, or the file that was read; the seed."""
     was_cut: bool
     """The user stopped it."""
     is_verified: bool
@@ -83,6 +84,8 @@ def summary_table(figures: BenchFigures, *, is_verified: bool) -> Table:
 def as_json(figures: BenchFigures, context: BenchContext) -> str:
     """Everything, seconds throughout."""
     content: dict[str, Any] = {"context": asdict(context), **asdict(figures)}
+    if context.prompts.prompts is not None:
+        content["context"]["prompts"]["prompts"] = str(context.prompts.prompts)
     return json.dumps(content, indent=2) + "\n"
 
 

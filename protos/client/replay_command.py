@@ -52,8 +52,8 @@ class ReplayOptions:
     """Default: the recorded worker's."""
     logprob_tolerance: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=1))] = 0.0
     """Most that a log-probability may differ, for another machine or numerics."""
-    simulated_eos_ratio: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=1))] = 0.0
-    """That of a recorded simulated worker."""
+    simulated_eos_ratio: Annotated[float | None, Parameter(validator=validators.Number(gte=0, lte=1))] = None
+    """That of a recorded simulated worker, the only one that has it. Default: 0."""
 
 
 def replay(file: Path, options: ReplayOptions, console: Console) -> int:
@@ -87,6 +87,9 @@ def _attachment(file: Path, worker: str | None) -> Attachment:
 def _flags(file: Path, folder: Path, *, options: ReplayOptions, info: WorkerInfo) -> list[str]:
     (pool, *_) = info.sub_pools
     is_simulated = info.numerics == _SIMULATED
+    if options.simulated_eos_ratio is not None and not is_simulated:
+        message = f"--simulated-eos-ratio needs a recording of a simulated worker; this one is of {info.device}"
+        raise InvalidRequest(message, field="--simulated-eos-ratio")
     values: dict[str, object] = {
         "--recording": file.absolute(),
         "--runner": options.runner,
@@ -104,7 +107,7 @@ def _flags(file: Path, folder: Path, *, options: ReplayOptions, info: WorkerInfo
     if options.worker is not None:
         values["--recorded-worker"] = options.worker
     if is_simulated:
-        values |= {"--simulated-step-ms": _NO_WAIT_MS, "--simulated-eos-ratio": options.simulated_eos_ratio}
+        values |= {"--simulated-step-ms": _NO_WAIT_MS, "--simulated-eos-ratio": options.simulated_eos_ratio or 0.0}
     else:
         values |= {"--numerics": options.numerics or info.numerics, "--dtype": info.dtype}
         if options.runner == "graph":

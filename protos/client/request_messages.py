@@ -117,5 +117,5 @@ def _grammar(options: GrammarOptions) -> dict[str, Any]:
     kinds = {"json_schema": options.json_schema, "regex": options.regex, "ebnf": options.ebnf, "choice": choice}
     given = {name: value for name, value in kinds.items() if value is not None}
     if len(given) > 1:
-        raise InvalidRequest(f"{' and '.join(given)} cannot be combined", field=min(given))
+        raise InvalidRequest(f"{' and '.join(given)} cannot be combined", field=next(iter(given)))
     return given

@@ -4,6 +4,7 @@ import json
 from array import array
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,11 +193,22 @@ def test_json_holds_context_and_figures():
     figures = bench_figures([record(0, (1.0, 1), (2.0, 1))], warm_up=0)
     plan = load_plan(LoadOptions(), cores=1)
     context = BenchContext(
-        target="t", model="m", numerics="n", dtype="d", workers=2, load=plan, seed=0, was_cut=False, is_verified=False
+        target="t",
+        model="m",
+        numerics="n",
+        dtype="d",
+        workers=2,
+        load=plan,
+        prompts=PromptOptions(prompt_tokens="64-128", prompts=Path("asked.jsonl")),
+        was_cut=False,
+        is_verified=False,
     )
     content = json.loads(as_json(figures, context))
     assert content["context"]["load"]["concurrency"] == 8
     assert content["context"]["is_verified"] is False
+    prompts = content["context"]["prompts"]
+    assert (prompts["prompt_tokens"], prompts["output_tokens"], prompts["seed"]) == ("64-128", "128", 0)
+    assert prompts["prompts"] == "asked.jsonl"
     assert content["latencies"]["inter_token_s"]["p99"] == 1.0
 
 

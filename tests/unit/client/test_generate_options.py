@@ -45,7 +45,7 @@ def test_the_choice_is_a_list() -> None:
 
 
 def test_two_grammars_contradict_each_other() -> None:
-    with pytest.raises(InvalidRequest, match="json_schema and regex cannot be combined"):
+    with pytest.raises(InvalidRequest, match=r"^json_schema and regex cannot be combined"):
         generate_request("x", GenerateOptions(regex="a", json_schema="{}"))
 
 
