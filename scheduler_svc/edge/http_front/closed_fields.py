@@ -5,7 +5,7 @@ message holds what was sent in a field.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from protos.wire.errors import InvalidRequest
-from scheduler_svc.edge.http_front.body_refusals import MAX_SHOWN_CHARS, NOT_OFFERED, UNKNOWN, body_refusal
+from scheduler_svc.edge.http_front.body_refusals import NOT_OFFERED, UNKNOWN, body_refusal, field_name
 
 Neutral = Mapping[str, tuple[object, ...]]
 """Fields of OpenAI's API that this server does not offer, with the values, beside null, that ask for nothing."""
@@ -59,7 +59,7 @@ def parse_fields(body: bytes, model: type[FieldsT]) -> FieldsT:
     except ValueError as error:
         message = f"the body is not JSON: {error}"
         raise InvalidRequest(message) from None
-    json.loads(body, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
+    _check_each_once(body)
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -70,14 +70,34 @@ def _is_same(value: object, neutral: object) -> bool:
     return type(value) is type(neutral) and value == neutral
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> None:
+class _Pairs(list[tuple[str, Any]]):
+    """The members of one object, as they were written."""
+
+
+def _check_each_once(body: bytes) -> None:
     """Readers of JSON differ in which of two values they take; so nobody is to guess."""
-    names = {name for name, _ in pairs}
-    if len(names) == len(pairs):
-        return
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            field = name[:MAX_SHOWN_CHARS]
-            raise InvalidRequest(f"{field} is given twice", field=field)
-        seen.add(name)
+    are_doubled = False
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal are_doubled
+        are_doubled |= len({name for name, _ in pairs}) < len(pairs)
+
+    json.loads(body, object_pairs_hook=look, parse_int=str, parse_float=str)
+    if are_doubled:
+        whole = json.loads(body, object_pairs_hook=_Pairs, parse_int=str, parse_float=str)
+        field = field_name(next(_doubled(whole, ())))
+        raise InvalidRequest(f"{field} is given twice", field=field)
+
+
+def _doubled(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
+    """The places of members whose object has them twice, in the order of the text."""
+    if isinstance(value, _Pairs):
+        seen: set[str] = set()
+        for name, inner in value:
+            if name in seen:
+                yield (*place, name)
+            seen.add(name)
+            yield from _doubled(inner, (*place, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _doubled(inner, (*place, index))

@@ -151,8 +151,8 @@ def test_best_of_may_only_say_the_number_of_samples_again(best_of: int | None) -
 def test_a_field_that_is_given_twice_is_refused_wherever_it_is() -> None:
     for sent, named in (
         (b'{"messages": [], "messages": []}', "messages"),
-        (b'{"messages": [{"role": "user", "content": "a", "role": "user"}]}', "role"),
-        (b'{"messages": [], "logit_bias": {"5": 1, "5": 2}}', "5"),
+        (b'{"messages": [{"role": "user", "content": "a", "role": "user"}]}', "messages[0].role"),
+        (b'{"messages": [], "logit_bias": {"5": 1, "5": 2}}', "logit_bias[5]"),
         (b'{"messages": [], "\\u006e": 1, "n": 2}', "n"),
     ):
         with pytest.raises(InvalidRequest) as caught:
