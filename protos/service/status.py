@@ -84,9 +84,18 @@ def to_status(error: EngineError) -> grpc.Status:
 
 
 async def abort_with(context: Context, error: EngineError) -> Never:
-    """End the call with the status of `error`."""
+    """End the call with the status of `error`.
+
+    Raises:
+        AbortError: it was sent.
+        CancelledError: the caller has gone meanwhile.
+    """
     status = to_status(error)
-    await context.abort(status.code, status.details or "", tuple(status.trailing_metadata or ()))
+    try:
+        await context.abort(status.code, status.details or "", tuple(status.trailing_metadata or ()))
+    except grpc.aio.InternalError:
+        # gRPC could not send it; raised on, that would be logged with a stack as a fault of ours.
+        raise asyncio.CancelledError from error
     raise AssertionError("abort raises")
 
 

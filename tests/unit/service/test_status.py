@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from types import SimpleNamespace
 
@@ -6,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from protos.forwardplane.v1 import error_pb2
-from protos.service.status import MAX_MESSAGE_BYTES, MAX_ROWS, fault_border, from_rpc_error, to_status
+from protos.service.status import MAX_MESSAGE_BYTES, MAX_ROWS, abort_with, fault_border, from_rpc_error, to_status
 from protos.wire import errors
 from protos.wire.errors import EngineError
 
@@ -215,3 +216,15 @@ def test_the_border_lets_our_errors_and_exits_pass(caplog):
         assert raised.value is error
 
     assert not caplog.records
+
+
+class Gone:
+    """A call whose caller has hung up: gRPC cannot send a status, and says so in its own way."""
+
+    async def abort(self, code, details, metadata):
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+async def test_a_caller_that_has_gone_before_its_refusal_is_no_fault():
+    with pytest.raises(asyncio.CancelledError):
+        await abort_with(Gone(), errors.Loading("no worker yet"))
