@@ -64,15 +64,17 @@ class _Problem(NamedTuple):
 
 def _worker_problem(facts: WorkerFacts, spec: RequestSpec) -> _Problem | None:
     total, context, capacity = len(spec.prompt_ids) + spec.max_tokens, facts.info.limits.context_tokens, facts.capacity
-    said = f"prompt and max_tokens are {total} tokens"
+    has_output = spec.max_tokens > 0
+    said = f"prompt and max_tokens are {total} tokens" if has_output else f"the prompt has {total} tokens"
+    field = "max_tokens" if has_output else "prompt_ids"
     if total > context:
-        return _Problem((0, context), NeverFits(f"{said}, the context holds {context}", field="max_tokens"))
+        return _Problem((0, context), NeverFits(f"{said}, the context holds {context}", field=field))
     if total > capacity.tokens:
-        return _Problem((1, capacity.tokens), NeverFits(f"{said}, {_bound(capacity)}", field="max_tokens"))
+        return _Problem((1, capacity.tokens), NeverFits(f"{said}, {_bound(capacity)}", field=field))
     size = plan_size(facts.info)
     if size.takes(spec):
         return None
-    field = "sampling" if size.least(total) <= size.limit else "max_tokens"
+    field = "sampling" if size.least(total) <= size.limit else field
     message = f"one token of this request may take a plan of more than {size.limit} bytes, the workers' limit"
     return _Problem((2, size.limit), NeverFits(message, field=field))
 
