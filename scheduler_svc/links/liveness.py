@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from protos.wire.errors import EngineError, UnavailableError
 
+_RESULT_FOLLOWS_S = 0.5
+"""What a result that waited for a stream may take on it."""
 _DOUBTFUL_SHARE = 0.5
 """Of a plan's budget."""
 
@@ -64,10 +66,15 @@ class Liveness:
         self._is_broken = True
 
     def stream_reopened(self, now: float, *, is_new_to_worker: bool) -> None:
-        """Plans were sent again, and results. A device that hangs on the oldest plan gains no time from that."""
-        if is_new_to_worker or not self._is_at_oldest():
-            self._progress_at = now
+        """Plans were sent again, and results. A device that hangs on the oldest plan gains no time from that.
+
+        A plan that the worker has was started, and may be finished: then its result follows at once.
+        """
         self._is_broken = False
+        if is_new_to_worker:
+            self._progress_at = now
+        elif not self._is_at_oldest():
+            self._progress_at = max(self._progress_at, now + _RESULT_FOLLOWS_S - self._allowance_s())
 
     def forgive(self, now: float) -> None:
         """This process itself stood still: what the worker sent meanwhile is still to be read."""

@@ -184,7 +184,9 @@ class SimWorker(Process):
     def _execute(self, action: Execute) -> None:
         self._checker.executed(self, action.plan)
         identity = action.plan.identity
-        self.pair, self.started_seq = (identity.epoch, identity.term), identity.seq
+        if self.pair != (identity.epoch, identity.term):
+            self.pair, self.finished_seq = (identity.epoch, identity.term), 0
+        self.started_seq = identity.seq
         if self.habits.dies_at(action.plan):
             self.after(0.001, self.die)
             return

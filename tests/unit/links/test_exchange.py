@@ -117,7 +117,7 @@ def test_a_new_stream_gives_no_time_to_the_plan_that_the_device_computes(expecte
     report = replace(REPORT, pair=(TERM.epoch, TERM.term), started_seq=started, finished_seq=finished)
     term.reported(report, 0.0)
     assert term.broke(LOST, BUDGET_S - 1.5) is None
-    term.opened(expected_seq, BUDGET_S - 1.0)
+    term.opened(expected_seq, BUDGET_S - 0.2)
     term.reported(report, BUDGET_S)
     assert (term.liveness.verdict(BUDGET_S) is not None) is is_lost
 

@@ -101,8 +101,18 @@ def test_a_device_that_is_done_or_has_nothing_is_not_given_up_while_the_stream_i
     assert not liveness.is_doubtful(2.8)
     liveness.stream_reopened(4.0, is_new_to_worker=False)
     report(liveness, now=4.0)
-    assert liveness.verdict(5.9) is None
-    assert liveness.verdict(6.0).field == "device_counter"
+    assert liveness.verdict(4.4) is None
+    assert liveness.verdict(4.5).field == "device_counter", "the result of a finished plan follows at once"
+
+
+def test_a_plan_that_a_new_stream_carried_to_the_worker_gets_all_of_its_time():
+    liveness = make()
+    liveness.plan_sent(1, budget_s=2.0, now=0.0)
+    liveness.stream_broke()
+    liveness.stream_reopened(1.9, is_new_to_worker=True)
+    report(liveness, now=3.0, counter=-1)
+    assert liveness.verdict(3.8) is None
+    assert liveness.verdict(3.9).field == "device_counter"
 
 
 def test_a_device_that_hangs_gains_no_time_from_broken_streams():
