@@ -122,11 +122,12 @@ class KVCanary:
         violations: list[CanaryViolation] = []
         for sub_pool, (read, table) in enumerate(zip(reads, self.tables, strict=True)):
             ends = torch.from_numpy(read.last_slots).to(self._device)
-            is_other = (table.hashes[ends] != expected.hashes) & (expected.hashes != canary_chain.UNKNOWN) & (ends > 0)
+            is_told = (expected.hashes != canary_chain.UNKNOWN) & (ends > 0)
+            is_other = (table.hashes[ends] != expected.hashes) & is_told
             wrong = table.first_wrong(read.pages)
             if not bool((wrong < table.page_size).any() | is_other.any()):
                 continue
-            found = _first_of_rows(read, wrong.cpu().numpy(), table)
+            found = _first_of_rows(read, wrong.cpu().numpy(), table, ends_well=(is_told & ~is_other).cpu().numpy())
             for row in np.flatnonzero(is_other.cpu().numpy()).tolist():
                 found.setdefault(row, (int(layout.prefix_lens[row]) - 1, int(read.last_slots[row])))
             violations += [
@@ -236,15 +237,25 @@ def _wrapped(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _first_of_rows(read: RowReads, wrong: Array, table: CanaryTable) -> dict[int, tuple[int, int]]:
-    """(position, slot) of the first slot of each row that does not hold what it should."""
+def _first_of_rows(read: RowReads, wrong: Array, table: CanaryTable, *, ends_well: Array) -> dict[int, tuple[int, int]]:
+    """(position, slot) of the first slot of each row that is known not to hold what it should.
+
+    `wrong` is [E] of `CanaryTable.first_wrong`, `ends_well` [num_reqs] bool: the plan's word proves a row's end.
+    """
     bad = np.flatnonzero(wrong < table.page_size)
-    rows, first = np.unique(read.rows[bad], return_index=True)
-    return {int(row): _exact(read, int(bad[index]), wrong, table) for row, index in zip(rows, first, strict=True)}
+    rows, first, counts = np.unique(read.rows[bad], return_index=True, return_counts=True)
+    found = {}
+    for row, index, count in zip(rows.tolist(), first.tolist(), counts.tolist(), strict=True):
+        is_only = count == 1 and bool(ends_well[row])
+        found[row] = _exact(read, int(bad[index]), wrong, table, is_only=is_only)
+    return found
 
 
-def _exact(read: RowReads, entry: int, wrong: Array, table: CanaryTable) -> tuple[int, int]:
-    """(position, slot) of the first wrong slot, where page `entry` is the first of its row that is not whole."""
+def _exact(read: RowReads, entry: int, wrong: Array, table: CanaryTable, *, is_only: bool) -> tuple[int, int]:
+    """(position, slot) of the first wrong slot, where page `entry` is the first of its row that is not whole.
+
+    `is_only`: no page behind it breaks the chain, up to a last slot that the plan's word proves.
+    """
     page, before = int(read.pages.pages[entry]), int(read.pages.previous_pages[entry])
     position, offset = int(read.pages.positions[entry]), int(wrong[entry])
     if offset:
@@ -252,6 +263,9 @@ def _exact(read: RowReads, entry: int, wrong: Array, table: CanaryTable) -> tupl
     elif before >= 0 and (last := table.first_unchained(before)) < table.page_size:
         # A token over the last one of a page leaves that page whole and cuts off the next.
         return position - table.page_size + last, before * table.page_size + last
+    elif before >= 0 and is_only and table.first_unchained(page) >= int(read.pages.needed[entry]):
+        # This page and all behind it are the row's own, so the one in front of them is a page of another chain.
+        return position - table.page_size, before * table.page_size
     return position + offset, page * table.page_size + offset
 
 

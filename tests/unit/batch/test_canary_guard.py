@@ -129,13 +129,27 @@ def test_a_swapped_page_is_named_with_row_position_and_slot():
     assert filled().run((A, 10, 1, [1, 2, 3]), (B, 9, 1, [4, 2, 6])) == [(1, 4, 2 * P)]
 
 
-@pytest.mark.parametrize("knows_hashes", [True, False])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_every_single_swapped_page_of_a_row_is_caught(place, knows_hashes):
+def test_every_single_swapped_page_of_a_row_is_named(place):
+    """Page 0 of another row follows from the seed as well: what lies behind it and the plan's word tell them apart."""
     pages = [1, 2, 3]
     pages[place] = [4, 5, 6][place]
-    found = filled(knows_hashes=knows_hashes).run((A, 10, 1, pages))
+    assert filled().run((A, 10, 1, pages)) == [(0, place * P, pages[place] * P)]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_swapped_page_is_caught_where_the_plan_says_nothing_of_hashes(place):
+    pages = [1, 2, 3]
+    pages[place] = [4, 5, 6][place]
+    found = filled(knows_hashes=False).run((A, 10, 1, pages))
     assert [(row, position // P) for row, position, _ in found] in ([(0, place)], [(0, place + 1)])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_swapped_pages_that_follow_from_each_other_the_last_is_named(count):
+    """Those in front of it may be a prefix that the two rows share."""
+    pages = [4, 5, 6][:count] + [1, 2, 3][count:]
+    assert filled().run((A, 10, 1, pages)) == [(0, (count - 1) * P, pages[count - 1] * P)]
 
 
 def test_a_whole_table_that_is_another_rows_is_caught_by_the_expected_hash():

@@ -36,8 +36,8 @@ def requests():
     return [Request(prompt_ids=row[:20].tolist(), max_new=12, top_logprobs=1) for row in ids]
 
 
-def swap_pages(step):
-    """In that plan, row 1 lists row 0's first page instead of its own."""
+def swap_pages(step, swapped=None):
+    """In that plan, row 1 lists row 0's first page instead of its own; its first slot goes into `swapped`."""
 
     def change(plan):
         if plan.identity.seq != step:
@@ -45,6 +45,8 @@ def swap_pages(step):
         table = plan.page_tables[0]
         indices = table.indices.copy()
         indices[table.indptr[1]] = indices[0]
+        if swapped is not None:
+            swapped.append(int(indices[0]) * 16)
         return replace(plan, page_tables=(replace(table, indices=indices),))
 
     return change
@@ -65,8 +67,8 @@ def test_the_canary_changes_no_bit_of_a_result(workers):
 
 
 def test_a_swapped_page_fails_its_row_in_that_step_and_no_other_row(workers, caplog):
-    driver, mine = PlanDriver(workers["refuse"]), requests()
-    driver.change = swap_pages(4)
+    driver, mine, swapped = PlanDriver(workers["refuse"]), requests(), []
+    driver.change = swap_pages(4, swapped)
     with caplog.at_level(logging.ERROR, logger="worker_svc.batch.canary_guard"):
         driver.run(*mine)
     assert [request.failure for request in mine] == [None, RowFailure.CANARY, None]
@@ -76,8 +78,8 @@ def test_a_swapped_page_fails_its_row_in_that_step_and_no_other_row(workers, cap
     assert [mine[index].token_ids for index in (0, 2)] == [clean[index].token_ids for index in (0, 2)]
     assert mine[1].token_ids == clean[1].token_ids[:3]
     (record,) = caplog.records
-    assert (record.row, record.handle, record.position) == (1, 2, 16)
-    assert record.slot % 16 == 0
+    assert (record.row, record.handle, record.position) == (1, 2, 0)
+    assert [record.slot] == swapped
     assert [sum(outcome.canary_hits for outcome in result.forwards) for result in driver.results[:5]] == [0, 0, 0, 1, 0]
 
 
@@ -85,8 +87,8 @@ def test_a_swapped_page_is_named_with_row_position_and_slot_in_that_step_under_a
     graphs = GraphSettings(graph="decode", decode_buckets=(4,))
     worker = build_tp_model_worker(folder, ExecutorSettings(kv_canary="refuse", graphs=graphs, **SETTINGS))
     capture_all(worker)
-    driver, mine = graph_driver(worker), requests()
-    with_bucket, swap = driver.change, swap_pages(4)
+    driver, mine, swapped = graph_driver(worker), requests(), []
+    with_bucket, swap = driver.change, swap_pages(4, swapped)
     driver.change = lambda plan: with_bucket(swap(plan))
     with caplog.at_level(logging.ERROR, logger="worker_svc.batch.canary_guard"):
         driver.run(*mine)
@@ -94,7 +96,7 @@ def test_a_swapped_page_is_named_with_row_position_and_slot_in_that_step_under_a
     assert (forward.canary_hits, isinstance(forward.graph, GraphChoice)) == (1, True)
     assert [request.failure for request in mine] == [None, RowFailure.CANARY, None]
     (record,) = caplog.records
-    assert (record.row, record.handle, record.position, record.slot % 16) == (1, 2, 16, 0)
+    assert (record.row, record.handle, record.position, record.slot) == (1, 2, 0, *swapped)
 
 
 def test_a_counting_canary_lets_the_row_go_on(workers):
