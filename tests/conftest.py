@@ -21,7 +21,7 @@ settings.load_profile("ci")
 
 LASTING_THREADS = ("_poll_wrapper", "channel_spin", "grpc", "asyncio_", "pytest_timeout", "tqdm_monitor")
 """Parts of the names of threads that libraries keep for the process's life."""
-PATIENCE_S = 2.0
+PATIENCE_S = 20.0
 """How long threads, children and tasks may take to end after their test."""
 
 
