@@ -27,7 +27,7 @@ from tests.support.core_process import ROOT, free_port, write_model_folder
 from tests.support.fake_worker_server import FakeWorkerServer
 from tests.support.tiny_tokenizer import byte_level_tokenizer
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Scheduler:
@@ -89,7 +89,7 @@ async def scheduler(tmp_path, *, flags=(), port=None, own_group=False, num_pages
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scheduler_svc", "--model", str(model), "--workers", address, "--port", str(port)),
         *("--health-port", "0", "--metrics-port", "0", "--edge-metrics-port", "0", "--socket-dir", str(tmp_path)),
-        *("--drain-timeout-s", "5", "--log-level", "warning", *flags),
+        *("--drain-timeout-s", "30", "--log-level", "warning", *flags),
         cwd=ROOT,
         start_new_session=own_group,
     )

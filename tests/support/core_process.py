@@ -48,7 +48,7 @@ class CoreProcess:
         self.metrics_port = free_port()
         self._flags = (
             *("--role", "core", "--socket-dir", str(folder), "--model", str(model), "--workers", workers),
-            *("--metrics-port", str(self.metrics_port), "--drain-timeout-s", "5", "--report-interval-ms", "50"),
+            *("--metrics-port", str(self.metrics_port), "--drain-timeout-s", "30", "--report-interval-ms", "50"),
             *flags,
         )
         self.lifeline = -1
