@@ -8,6 +8,7 @@ from protos.wire.buckets import choose_bucket
 from protos.wire.enums import Feature
 from protos.wire.plan import ForwardPlan, GraphChoice
 from tests.support.plan_driver import PlanDriver
+from worker_svc.runners.graph_settings import GraphSettings
 from worker_svc.tp_model_worker import TpModelWorker
 
 
@@ -25,6 +26,17 @@ def with_graphs(plan: ForwardPlan, worker: TpModelWorker) -> ForwardPlan:
         features.add(int(Feature.GRAPHS))
     identity = replace(plan.identity, required_features=tuple(sorted(features)))
     return replace(plan, identity=identity, forwards=(replace(forward, graph=graph),))
+
+
+def both_phases(backends: tuple[str, str], *, decode: tuple[int, ...], prefill: tuple[int, ...]) -> GraphSettings:
+    """Settings that capture these buckets by the back-ends of decode and of prefill."""
+    return GraphSettings(
+        graph="all",
+        decode_graph_backend=backends[0],
+        prefill_graph_backend=backends[1],
+        decode_buckets=decode,
+        prefill_buckets=prefill,
+    )
 
 
 def graph_driver(worker: TpModelWorker, **options: int) -> PlanDriver:

@@ -6,28 +6,22 @@ import pytest
 from protos.wire.enums import GraphPhase
 from tests.support.golden import assert_free_run, cases
 from tests.support.graph_bench import GraphBench
-from tests.support.graph_driver import capture_all, graph_driver, replayed
+from tests.support.graph_driver import both_phases, capture_all, graph_driver, replayed
+from tests.support.mixed_graph_steps import BACKENDS
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
 from worker_svc.build import build_tp_model_worker
 from worker_svc.device.tape_arena import TapeArena
 from worker_svc.runners.executor_settings import ExecutorSettings
-from worker_svc.runners.graph_settings import GraphSettings
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 CASES = cases("smollm2_greedy.json")
 DECODE, PREFILL = (1, 2, 4, 8), (16, 80)
 
 
-@pytest.fixture(scope="module", params=[("full", "breakable"), ("breakable", "full")], ids="-".join)
+@pytest.fixture(scope="module", params=BACKENDS, ids="-".join)
 def worker(request):
-    graphs = GraphSettings(
-        graph="all",
-        decode_graph_backend=request.param[0],
-        prefill_graph_backend=request.param[1],
-        decode_buckets=DECODE,
-        prefill_buckets=PREFILL,
-    )
+    graphs = both_phases(request.param, decode=DECODE, prefill=PREFILL)
     worker = build_tp_model_worker(
         model_folder(), ExecutorSettings(numerics="reproducible", num_pages=400, threads=1, graphs=graphs)
     )
