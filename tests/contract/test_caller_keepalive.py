@@ -1,46 +1,26 @@
 """A caller's channel notices a scheduler that vanished without a word, and its pings are none that servers punish."""
 
 import signal
-import subprocess
-import sys
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.service.channel import CALLER_PING_MS, caller_channel
-from protos.service.config import environment
-from protos.service.server import LEAST_PING_INTERVAL_MS
+from protos.service.server import LEAST_PING_INTERVAL_MS, PortProfile
 from protos.service.status import from_rpc_error
 from protos.wire.errors import ConnectionLost
+from tests.support.health_process import health_process
 
 SOON = (("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", 500), ("grpc.http2.ping_timeout_ms", 500))
 """The channel's own options in a time that a test can wait for."""
 
-SERVER = """
-import asyncio
-from protos.service.server import HealthServer, ServerOptions, bind_port, build_server
-
-async def main():
-    server = build_server(options=ServerOptions(hardened=True))
-    HealthServer(()).add_to(server)
-    print(bind_port(server, "127.0.0.1", 0), flush=True)
-    await server.start()
-    await server.wait_for_termination()
-
-asyncio.run(main())
-"""
-
 
 @pytest.fixture
 def server():
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment()
-    ) as child:
-        child.port = int(child.stdout.readline())
+    with health_process(PortProfile.CALLER, hardened=True) as (child, port):
+        child.port = port
         yield child
-        child.send_signal(signal.SIGCONT)
-        child.terminate()
 
 
 def test_callers_ping_less_often_than_servers_punish():

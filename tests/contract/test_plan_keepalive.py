@@ -1,8 +1,6 @@
 """The plan channel notices a worker that stands still or is gone: measured, since gRPC's own default is a minute."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import grpc
@@ -11,37 +9,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.service.channel import plan_channel
-from protos.service.config import environment
+from protos.service.server import PortProfile
 from protos.service.status import from_rpc_error
 from protos.wire.errors import ConnectionLost
+from tests.support.health_process import health_process
 
 NOTICED_WITHIN_S = 5.0
-
-SERVER = """
-import asyncio
-from protos.service.server import HealthServer, PortProfile, ServerOptions, add_reflection, bind_port, build_server
-
-async def main():
-    server = build_server(options=ServerOptions(profile=PortProfile.PLAN))
-    HealthServer(()).add_to(server)
-    add_reflection(server, ())
-    print(bind_port(server, "127.0.0.1", 0), flush=True)
-    await server.start()
-    await server.wait_for_termination()
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture
 def server():
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment()
-    ) as child:
-        child.port = int(child.stdout.readline())
+    with health_process(PortProfile.PLAN) as (child, port):
+        child.port = port
         yield child
-        child.send_signal(signal.SIGCONT)
-        child.terminate()
 
 
 async def test_a_stopped_worker_is_noticed_within_seconds(server):
