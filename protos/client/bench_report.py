@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -84,9 +85,7 @@ def summary_table(figures: BenchFigures, *, is_verified: bool) -> Table:
 def as_json(figures: BenchFigures, context: BenchContext) -> str:
     """Everything, seconds throughout."""
     content: dict[str, Any] = {"context": asdict(context), **asdict(figures)}
-    if context.prompts.prompts is not None:
-        content["context"]["prompts"]["prompts"] = str(context.prompts.prompts)
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(content, indent=2, default=os.fspath) + "\n"
 
 
 def write_file(path: Path, text: str, *, field: str) -> None:

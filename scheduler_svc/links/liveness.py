@@ -108,4 +108,4 @@ class Liveness:
 
     def _is_at_oldest(self) -> bool:
         """Whether the device is known to compute the oldest plan that is out."""
-        return self._device_seq > 0 and self._device_seq == next(iter(self._budgets_s), -1)
+        return self._device_seq == next(iter(self._budgets_s), None)
