@@ -143,11 +143,11 @@ def _fraction_problem(request: CapacityRequest, fraction: float) -> str:
     """Says what a new start needs, which finds free what is free now and what this process holds."""
     needed = request.graph_bytes + _least(request)
     scale = 10**_FRACTION_DIGITS
-    least = max(math.ceil(scale * (rank.loaded + needed) / (rank.loaded + rank.after_load)) for rank in request.ranks)
+    tightest = max(request.ranks, key=lambda rank: (rank.loaded + needed) / (rank.loaded + rank.after_load))
+    free, taken = tightest.loaded + tightest.after_load, tightest.loaded + needed
+    least = math.ceil(scale * taken / free)
     if least > scale:
-        rank = max(request.ranks, key=lambda rank: rank.loaded - rank.after_load)
-        free = rank.loaded + rank.after_load
-        return f"{free} bytes are free, weights, graphs and the smallest pools need {rank.loaded + needed}"
+        return f"{free} bytes are free, weights, graphs and the smallest pools need {taken}"
     message = f"memory_fraction is {fraction}, the smallest that works is {least / scale}"
     if least <= scale * fraction:
         others = max(rank.before_load - rank.after_load - rank.loaded for rank in request.ranks)

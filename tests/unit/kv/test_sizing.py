@@ -157,3 +157,12 @@ def test_memory_that_others_took_during_the_load_is_not_in_what_a_new_start_need
     assert min(pages(before=73 * PAGE + 200, after=70 * PAGE, memory_fraction=0.072)) >= 2
     with pytest.raises(InvalidRequest, match=r"is 0\.5, .* is 0\.072 once others hold still: they took 126800 bytes"):
         pages(before=200 * PAGE, after=70 * PAGE, loaded=3 * PAGE + 200, memory_fraction=0.5)
+
+
+def test_of_several_ranks_the_one_that_cannot_have_its_pools_is_told():
+    ranks = tuple(
+        FreeMemory(before_load=before, after_load=after, loaded=before - after)
+        for before, after in ((150_000, 50_000), (11_000, 1000))
+    )
+    with pytest.raises(InvalidRequest, match="11000 bytes are free, weights, graphs and the smallest pools need 12000"):
+        pages(ranks=ranks, memory_fraction=1.0)
