@@ -55,6 +55,9 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[EngineError]] = {
 _SIZES = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _WRITE_FAILED = "Internal error from Core"
 """What grpc.aio makes of a call, for its reader too, when a write finds the connection gone before the status is in."""
+DEADLINE_SLACK_S = 0.05
+"""A caller counts its deadline from before it sends, the server from the receipt: the cancellation of a caller whose
+deadline is over comes before the server's own count ends, by the request's way there less the cancellation's."""
 _CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Channel deallocated")
 """What gRPC says where this side ended the call. Any other cancel without our detail is the peer's: a server that stops
 drops so the calls that it had not taken up yet."""
@@ -210,7 +213,7 @@ def _code_name(context: Context) -> str:
 def _cancelled_code(context: Context) -> str:
     """A cancelled handler's code: the caller's deadline, if it is over, or the caller's leaving."""
     remaining = context.time_remaining()
-    is_late = remaining is not None and remaining <= 0
+    is_late = remaining is not None and remaining <= DEADLINE_SLACK_S
     return grpc.StatusCode.DEADLINE_EXCEEDED.name if is_late else grpc.StatusCode.CANCELLED.name
 
 

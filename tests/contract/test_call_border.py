@@ -160,13 +160,14 @@ async def test_a_bidirectional_stream_is_guarded_too():
     assert type(error) is errors.InternalFault
 
 
-async def test_a_caller_that_leaves_cancels_the_handler_and_counts_as_cancelled():
+@pytest.mark.parametrize("timeout", [None, 60])
+async def test_a_caller_that_leaves_cancels_the_handler_and_counts_as_cancelled(timeout):
     async with served() as channel:
-        call = channel.unary_stream("/test.Service/stream")(b"wait")
+        call = channel.unary_stream("/test.Service/stream")(b"wait", timeout=timeout)
         await call.read()
         call.cancel()
-        await asyncio.wait_for(channel.service.closed.wait(), 5)
-        await asyncio.sleep(0.01)
+        await asyncio.wait_for(channel.service.closed.wait(), 30)
+        await until(lambda: channel.recorder.events[-1][0] != "started")
 
         assert channel.recorder.events[-1] == ("/test.Service/stream", "CANCELLED")
 
@@ -174,8 +175,8 @@ async def test_a_caller_that_leaves_cancels_the_handler_and_counts_as_cancelled(
 async def test_a_passed_deadline_ends_both_sides():
     async with served() as channel:
         _, error = await read_all(channel.unary_stream("/test.Service/stream")(b"wait", timeout=0.1))
-        await asyncio.wait_for(channel.service.closed.wait(), 5)
-        await asyncio.sleep(0.01)
+        await asyncio.wait_for(channel.service.closed.wait(), 30)
+        await until(lambda: channel.recorder.events[-1][0] != "started")
 
         assert type(error) is errors.DeadlinePassed
         assert channel.recorder.events[-1] == ("/test.Service/stream", "DEADLINE_EXCEEDED")
