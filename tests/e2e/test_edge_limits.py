@@ -52,7 +52,7 @@ async def test_every_call_too_many_is_refused_with_a_hint(tmp_path: Path) -> Non
         for call in calls:
             call.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
-        await until(lambda: edge.link.num_streams == 0, timeout_s=10)
+        await until(lambda: edge.link.num_streams == 0, timeout_s=30)
         for channel in channels:
             await channel.close()
 
@@ -65,13 +65,13 @@ def unsent(edge: Edge):
 async def test_a_call_too_many_is_refused_before_its_message_is_there(tmp_path: Path) -> None:
     async with running_edge(tmp_path, max_streams=1, is_silent=True) as edge:
         held = edge.stub.Generate(pb.GenerateRequest(text="a"))
-        await until(lambda: edge.core.submits, timeout_s=10)
+        await until(lambda: edge.core.submits, timeout_s=30)
         error = await end_of(unsent(edge))
         assert isinstance(error, errors.QueueFull)
         reply = await edge.stub.GetModel(pb.GetModelRequest())
         assert reply.name == "tiny"
         held.cancel()
-        await until(lambda: edge.link.num_streams == 0, timeout_s=10)
+        await until(lambda: edge.link.num_streams == 0, timeout_s=30)
 
 
 class Echo(GenerationServiceServicer):

@@ -37,7 +37,7 @@ async def log_lines(process: asyncio.subprocess.Process, until: str) -> list[dic
     """Lines of the log up to the one with that message."""
     lines: list[dict] = []
     assert process.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not lines or lines[-1]["event"] != until:
             line = await process.stderr.readline()
             assert line, f"the log ended without {until!r}: {lines}"
@@ -70,9 +70,12 @@ async def test_serves_idles_and_stops_in_order(tmp_path: Path, free_port) -> Non
 
             busy = psutil.Process(process.pid)
             family = [busy, *busy.children(recursive=True)]
-            before = _cpu_s(family)
-            await asyncio.sleep(2)
-            assert _cpu_s(family) - before < 0.05
+            spent = []
+            for _ in range(3):
+                before = _cpu_s(family)
+                await asyncio.sleep(1)
+                spent.append(_cpu_s(family) - before)
+            assert min(spent) < 0.025
 
             call = stub.Generate(pb.GenerateRequest(text="abc", stop=StopParameters(max_tokens=20)))
             await call.read()
@@ -105,7 +108,7 @@ async def test_ends_when_the_core_is_gone(tmp_path: Path) -> None:
     ) as process:
         await log_lines(process, "edge listens")
         core.hang_up()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await process.wait() == 1
     await core.stop()
 
@@ -123,7 +126,7 @@ async def test_a_model_that_cannot_be_served_ends_it_with_a_reason(tmp_path: Pat
     model = tiny_folder(tmp_path / "model")
     spoil(model)
     async with edge_process(tmp_path, model, "--port", "0", "--edge-metrics-port", "0") as process:
-        _, log = await asyncio.wait_for(process.communicate(), 20)
+        _, log = await asyncio.wait_for(process.communicate(), 30)
         assert process.returncode == 65
         assert reason in log.decode()
 
@@ -140,7 +143,7 @@ async def test_a_port_in_use_says_so(tmp_path: Path, flag: str) -> None:
         ports = {"--port": "0", "--edge-metrics-port": "0", flag: port}
         flags = [part for pair in ports.items() for part in pair]
         async with edge_process(tmp_path, model, *flags) as process:
-            _, log = await asyncio.wait_for(process.communicate(), 20)
+            _, log = await asyncio.wait_for(process.communicate(), 30)
             assert process.returncode == 69
             assert f"port {port} is in use" in log.decode()
     await core.stop()
@@ -152,17 +155,17 @@ async def _rest(call) -> AsyncIterator[pb.GenerateChunk]:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as reply:
+    with urllib.request.urlopen(url, timeout=30) as reply:
         return reply.read().decode()
 
 
 def _post(url: str, asked: dict) -> dict:
-    with urllib.request.urlopen(_json_request(url, asked), timeout=5) as reply:
+    with urllib.request.urlopen(_json_request(url, asked), timeout=30) as reply:
         return json.loads(reply.read())
 
 
 def _events(url: str, asked: dict) -> list[str]:
-    with urllib.request.urlopen(_json_request(url, asked), timeout=10) as reply:
+    with urllib.request.urlopen(_json_request(url, asked), timeout=30) as reply:
         return reply.read().decode().strip().split("\n\n")
 
 

@@ -27,7 +27,7 @@ async def traced_edge(folder, *, ratio=1.0, **options):
 
 
 async def ended(spans, count):
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while len(spans()) < count:
             await asyncio.sleep(0.002)
     return spans()

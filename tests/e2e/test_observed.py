@@ -32,7 +32,7 @@ EMPTY = {
 
 
 def ask(port, path, **query):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}?{urllib.parse.urlencode(query)}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
         return json.load(answer)
 
 
@@ -44,7 +44,7 @@ def prometheus(folder, config, port):
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
 
 
 async def traffic(target):

@@ -104,7 +104,7 @@ def metrics_of(server) -> str:
     ports = server.options.ports
     texts = []
     for port in (ports.metrics_port, ports.edge_metrics_port, ports.worker_metrics_port):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
             texts.append(reply.read().decode())
     return "".join(texts)
 

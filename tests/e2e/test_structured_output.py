@@ -86,7 +86,7 @@ async def test_a_grammar_row_is_the_same_whatever_happens_to_its_process(server)
     assert killed
     assert tuple(ids) == alone.token_ids
     assert among[0].token_ids == alone.token_ids
-    psutil.wait_procs([psutil.Process(pid) for pid in killed if psutil.pid_exists(pid)], timeout=10)
+    psutil.wait_procs([psutil.Process(pid) for pid in killed if psutil.pid_exists(pid)], timeout=30)
 
 
 async def test_what_cannot_be_used_is_refused_and_named(server):

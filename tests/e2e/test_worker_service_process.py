@@ -47,7 +47,7 @@ class Worker:
 
     async def ended(self):
         """The exit code, with the rest of the log in `lines`."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             self.lines += (await self.process.stderr.read()).decode().splitlines()
             return await self.process.wait()
 
@@ -112,7 +112,7 @@ async def test_a_worker_serves_counts_and_leaves_in_order_on_sigterm():
 
 
 def scrape(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
         lines = reply.read().decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 

@@ -13,7 +13,7 @@ from protos.service.model_files import CARD_FILE, TOKENIZER_FILE, WEIGHTS_FILE, 
 from protos.wire.worker_info import WorkerInfo
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 20.0
+LIMIT_S = 30.0
 
 
 def write_model_folder(path: Path, info: WorkerInfo) -> Path:
@@ -88,7 +88,7 @@ class CoreProcess:
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
 
         def scrape() -> str:
-            with urllib.request.urlopen(url, timeout=5) as reply:
+            with urllib.request.urlopen(url, timeout=30) as reply:
                 return reply.read().decode()
 
         for family in text_string_to_metric_families(await asyncio.to_thread(scrape)):

@@ -101,7 +101,7 @@ async def running_edge(
     chat = None if template is None else ChatTemplate(template, special_tokens={}, render_timeout_s=0.5)
     encoder = PromptEncoder(tokenizer, template=chat, first_token_id=first_token_id, grammars=grammars)
     bridge = BridgeClient(core.path, edge_index=0)
-    await bridge.connect(timeout_s=5)
+    await bridge.connect(timeout_s=30)
     begin = {} if first_token_id is None else {"add_bos": True, "bos_token_id": first_token_id}
     card = tiny_card(eos_id, context_tokens=core.model.context_tokens, **begin)
     facts = model_facts(card, CoreModel(), has_chat_template=chat is not None)

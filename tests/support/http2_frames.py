@@ -12,7 +12,7 @@ def frame(kind: int, payload: bytes = b"", *, stream: int = 0) -> bytes:
 
 
 def opened(port: int, *, sends: bytes = PREFACE + frame(SETTINGS)) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(sends)
     return connection
 

@@ -22,7 +22,7 @@ from tests.support.fake_worker_server import FakeWorkerServer
 from tests.support.plans import extend, make_identity, make_plan
 
 WORKER = "worker.forwardplane"
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 SESSION = SessionSettings(
     open_timeout_s=1.0, plan_timeout_s=0.3, report_interval_ms=20, report_late_s=0.15, report_lost_s=0.3, reopen_s=0.5
 )

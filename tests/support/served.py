@@ -157,7 +157,7 @@ def _running(
 
 def scrape(port: int) -> dict[str, list[Sample]]:
     """The samples of one process's metrics port, by name."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
         text = reply.read().decode()
     found: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(text):

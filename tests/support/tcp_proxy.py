@@ -116,11 +116,11 @@ def proxied(target_ports: list[int]) -> Iterator[list[TcpProxy]]:
 
     thread = threading.Thread(target=loop.run_forever, name="proxies", daemon=True)
     thread.start()
-    asyncio.run_coroutine_threadsafe(start_all(), loop).result(timeout=10)
+    asyncio.run_coroutine_threadsafe(start_all(), loop).result(timeout=30)
     try:
         yield proxies
     finally:
-        asyncio.run_coroutine_threadsafe(stop_all(), loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(stop_all(), loop).result(timeout=30)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=10)
+        thread.join(timeout=30)
         loop.close()

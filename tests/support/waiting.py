@@ -6,7 +6,7 @@ from collections.abc import Callable
 _PAUSE_S = 0.002
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Return once `condition()` holds.
 
     Raises:

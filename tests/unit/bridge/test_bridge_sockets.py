@@ -14,7 +14,7 @@ from scheduler_svc.bridge.server import BridgeServer
 from scheduler_svc.bridge.views import LoadView, ModelView
 from scheduler_svc.core.events import RequestFinished, RequestSubmitted, StreamKey, TokensReleased, Usage
 
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 
 
 class Listener:

@@ -70,7 +70,7 @@ async def test_pacing_holds_chunks_but_not_the_last(tmp_path: Path) -> None:
     running.update(update(1, b"b"))
     assert not await soon(waiting)
     assert (await waiting).text == "ab"
-    assert 0.02 < loop.time() - began < 1
+    assert loop.time() - began > 0.02
 
     running.pace(math.inf)
     running.update(update(2, b"c"))

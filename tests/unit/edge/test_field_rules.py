@@ -195,10 +195,10 @@ def test_bad_requests_are_refused_by_name_and_fast(
     took_s = []
     # The best of three: other work on this machine is not what is measured.
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.thread_time()
         with pytest.raises(CallerError) as caught:
             validate_generate(request_, known)
-        took_s.append(time.perf_counter() - began)
+        took_s.append(time.thread_time() - began)
     assert min(took_s) < 0.01
     assert (type(caught.value), caught.value.field) == (error_class, field)
     assert words in caught.value.message

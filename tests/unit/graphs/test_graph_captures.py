@@ -103,7 +103,7 @@ class Preparing:
 
     def preparation(self, work, *, breaks):
         def prepare():
-            assert self.go.wait(10)
+            assert self.go.wait(30)
             if self._fails is not None:
                 raise self._fails
             with breaks.straight():

@@ -86,13 +86,13 @@ async def _ended(task):
 
 
 async def until(holds):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0)
 
 
 async def holds(keeper):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await keeper.held()
 
 

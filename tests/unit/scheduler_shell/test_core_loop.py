@@ -28,7 +28,7 @@ from scheduler_svc.metrics import PREFIX, create_metrics
 from tests.support.core_harness import make_spec, mask_answer, oracle, small_info
 from tests.support.fake_worker import FakeWorker
 
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 EDGE = 0
 
 

@@ -11,7 +11,7 @@ from protos.wire.errors import InvalidRequest, PortInUse
 from scheduler_svc.config import EdgeConfig, ProcessConfig, Role, SchedulerConfig
 from scheduler_svc.parent import Supervisor, run_parent
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 # Each script notes what happens to it in a file of its own name.
 SERVES = (
     "import signal, time; note('up')\n"

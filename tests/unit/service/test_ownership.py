@@ -1,5 +1,4 @@
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,11 +46,8 @@ def test_a_folder_that_is_no_package_does_no_harm(tmp_path):
     assert foreign_owners(NAMES, [tmp_path / "other", tmp_path / "absent"], root=tmp_path) == []
 
 
-def test_this_installation_is_ours_and_the_check_is_quick():
-    began = time.monotonic()
+def test_this_installation_is_ours():
     assert_package_owner()
-
-    assert time.monotonic() - began < 1
 
 
 def test_a_service_refuses_to_start_beside_another_owner(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The child process for real: a few of these, since each starts an interpreter."""
 
 import asyncio
-import time
 
 import psutil
 import pytest
@@ -28,10 +27,8 @@ async def test_s7_a_template_that_runs_away_is_killed_and_the_next_call_works() 
     chat = template(RUNAWAY, render_timeout_s=0.3)
     try:
         await chat.start()
-        began = time.monotonic()
         with pytest.raises(InvalidRequest, match=r"did not finish within 0\.3 s"):
-            await chat.render([("user", "spin")])
-        assert time.monotonic() - began < 2
+            await asyncio.wait_for(chat.render([("user", "spin")]), 30)
         assert await chat.render([("user", "hi")]) == "<s>"
         with pytest.raises((InvalidModelFile, InvalidRequest)):
             await chat.render([("user", "eat")])

@@ -34,9 +34,9 @@ class FakeCaptures:
         return None if self.progress.is_done else math.inf
 
     def capture_next(self, give_way, *, is_idle):
-        assert self.pieces.acquire(timeout=10)
+        assert self.pieces.acquire(timeout=30)
         give_way(1.0)
-        assert self.pieces.acquire(timeout=10)
+        assert self.pieces.acquire(timeout=30)
         live = self.progress.buckets[0].live
         live = (2,) if not live else (1, 2)
         self.progress = CaptureProgress(
@@ -67,7 +67,7 @@ async def serving(captures):
 
 
 async def report_with(reports, condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for report in reports:
             if condition(report):
                 return report

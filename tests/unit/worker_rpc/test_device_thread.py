@@ -51,7 +51,7 @@ async def test_errors_reach_who_waits_and_the_thread_goes_on(device, caplog):
 
 async def test_who_stops_waiting_hurts_nobody(device):
     gate = threading.Event()
-    waiting = device.submit(lambda: gate.wait(5))
+    waiting = device.submit(lambda: gate.wait(30))
     waiting.cancel()
     gate.set()
     assert await device.submit(lambda: 5) == 5
@@ -66,11 +66,11 @@ async def test_stop_finishes_what_was_submitted():
 
 async def test_offered_work_begins_when_the_running_work_ends_before_the_loop_is_told(device):
     gate, begun = threading.Event(), threading.Event()
-    running = device.start(lambda: gate.wait(5))
+    running = device.start(lambda: gate.wait(30))
     offered = device.offer(begun.set)
     assert not begun.is_set()
     gate.set()
-    assert begun.wait(5), "while this coroutine held the loop"
+    assert begun.wait(30), "while this coroutine held the loop"
     assert not running.future.done()
     assert not device.withdraw(offered)
     running.settle()
@@ -80,7 +80,7 @@ async def test_offered_work_begins_when_the_running_work_ends_before_the_loop_is
 
 async def test_an_offer_can_be_taken_back_or_insisted_on(device):
     gate = threading.Event()
-    running = device.start(lambda: gate.wait(5))
+    running = device.start(lambda: gate.wait(30))
     dropped = device.offer(lambda: "dropped")
     assert device.withdraw(dropped)
     kept = device.offer(lambda: "kept")
@@ -96,7 +96,7 @@ async def test_an_offer_does_not_begin_behind_work_that_failed(device):
     gate = threading.Event()
 
     def fault():
-        gate.wait(5)
+        gate.wait(30)
         raise DeviceFault("broke")
 
     running = device.start(fault)

@@ -173,7 +173,7 @@ async def _random_life(rig, draw):
             in_flight.append(next_seq)
             next_seq += 1
         elif in_flight:
-            reply = await asyncio.wait_for(anext(rig.replies), 5)
+            reply = await asyncio.wait_for(anext(rig.replies), 30)
             assert reply.HasField("result"), reply
             in_flight.pop(0)
             answered += 1
