@@ -170,7 +170,8 @@ def _layers(fields: "_Fields", *, is_gemma: bool) -> tuple[LayerSpec, ...]:
     if not is_gemma:
         return (LayerSpec(),) * count
     window = fields.whole("attention.sliding_window")
-    local = LayerSpec(group=1, window=window, rope=1)
+    # Where no layer sees everything there is one sub-pool, which keeps everything: lengths are counted by it.
+    local = LayerSpec(group=int(count >= GEMMA_FULL_EVERY), window=window, rope=1)
     return tuple(LayerSpec() if index % GEMMA_FULL_EVERY == GEMMA_FULL_EVERY - 1 else local for index in range(count))
 
 

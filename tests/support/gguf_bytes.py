@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 
 U32, F32, BOOL, STRING, ARRAY, U64 = 4, 6, 7, 8, 9, 10
 _FORMS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -68,6 +70,12 @@ def gguf(
 
 def f32_tensor(name: str, values: np.ndarray) -> Tensor:
     return Tensor(name=name, shape=values.shape, raw=np.ascontiguousarray(values, np.float32).tobytes())
+
+
+def q8_0_tensor(name: str, values: np.ndarray) -> Tensor:
+    """Rows of a multiple of 32 values."""
+    kind = GGMLQuantizationType.Q8_0
+    return Tensor(name=name, shape=values.shape, type_number=int(kind), raw=quantize(values, kind).tobytes())
 
 
 def write(path: Path, content: bytes) -> Path:

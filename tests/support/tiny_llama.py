@@ -101,13 +101,16 @@ def parameters(shape: Shape, *, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: values.astype(np.float32) for name, values in found.items()}
 
 
-def gguf_content(shape: Shape, weights: dict[str, np.ndarray]) -> bytes:
-    tensors = [g.f32_tensor(name, values) for name, values in weights.items()]
-    return g.gguf(metadata=metadata(shape), tensors=tensors)
+def gguf_content(shape: Shape, weights: dict[str, np.ndarray], *, is_quantised: bool = False) -> bytes:
+    def matrix(name: str, values: np.ndarray) -> g.Tensor:
+        return g.q8_0_tensor(name, values) if is_quantised and values.ndim > 1 else g.f32_tensor(name, values)
+
+    return g.gguf(metadata=metadata(shape), tensors=[matrix(name, values) for name, values in weights.items()])
 
 
-def tiny_folder(path: Path, shape: Shape | None = None, *, seed: int = 0) -> ModelFolder:
-    """A model folder below `path`."""
+def tiny_folder(path: Path, shape: Shape | None = None, *, seed: int = 0, is_quantised: bool = False) -> ModelFolder:
+    """A model folder below `path`; `is_quantised`: its matrices are Q8_0."""
     shape = Shape() if shape is None else shape
-    file = g.write(path / "tiny.gguf", gguf_content(shape, parameters(shape, seed=seed)))
+    content = gguf_content(shape, parameters(shape, seed=seed), is_quantised=is_quantised)
+    file = g.write(path / "tiny.gguf", content)
     return prepare_folder(file, cache=path / "cache")

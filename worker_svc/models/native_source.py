@@ -17,6 +17,7 @@ from protos.service.model_description import described_folder
 from protos.service.model_files import ModelFolder
 from protos.service.safetensors_folder import StoredTensor
 from protos.wire.errors import UnsupportedFeature
+from worker_svc.kv.sub_pools import layer_places
 from worker_svc.models.weights import check_fingerprint
 
 _TYPE_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
@@ -55,12 +56,17 @@ def _check_same_model(spec: NativeModelSpec, config: ModelConfig) -> None:
     """The kernels' own reading of the metadata must be the one that torch would compute."""
     for name, theirs, ours in (
         ("sliding windows", tuple(layer.window for layer in spec.layers), config.layer_windows),
+        ("sub-pools", tuple(layer.group for layer in spec.layers), _sub_pools(config)),
         ("scale of queries", spec.attention_scale, config.query_scale),
         ("stretch of positions", 1.0, config.rope.stretch),
         ("rope bases", {*spec.rope_thetas}, {config.rope.base, config.rope.window_base}),
     ):
         if theirs != ours:
             raise UnsupportedFeature(f"the native kernels lack the model's {name}", field="kernels")
+
+
+def _sub_pools(config: ModelConfig) -> tuple[int, ...]:
+    return tuple(place.sub_pool for place in layer_places(config.layer_windows))
 
 
 def _raw_tensors(folder: ModelFolder, tensors: Mapping[str, StoredTensor]) -> dict[str, RawTensor]:

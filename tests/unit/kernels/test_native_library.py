@@ -208,6 +208,8 @@ def test_the_spec_of_gemma():
 
     assert [index for index, layer in enumerate(spec.layers) if not layer.window] == [5, 11, 17, 23, 29]
     assert (spec.rope_thetas, spec.attention_scale, spec.num_groups) == ((100_000.0, 10_000.0), 1 / 16, 2)
+    short = native_spec.spec_from_metadata({**gemma, "gemma3.block_count": 5}, vocab_size=10)
+    assert {(layer.window, layer.group) for layer in short.layers} == {(512, 0)}, "all windowed: one sub-pool"
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,28 @@ def test_windows_that_the_kernels_would_place_elsewhere_are_torchs(tmp_path, cap
     assert info.fingerprints.kv_layout.count("layers1") == 2
 
 
+@pytest.mark.parametrize("num_layers", [2, 5])
+def test_a_gemma_of_windowed_layers_only_runs_on_the_kernels(tmp_path, num_layers):
+    """Below six layers every one has a window, and one sub-pool keeps everything."""
+    shape = Shape(
+        architecture="gemma3", window=32, num_layers=num_layers, hidden_size=64, intermediate_size=64, head_dim=32
+    )
+    folder = tiny_folder(tmp_path, shape, is_quantised=True)
+    settings = SETTINGS | {"num_pages": 40}
+    found = {}
+    for kernels in ("native", "torch"):
+        built = build_tp_model_worker(folder, ExecutorSettings(kernels=kernels, **settings))
+        try:
+            assert [pool.window_tokens for pool in built.worker_info().sub_pools] == [0]
+            request = Request(prompt_ids=list(range(5, 105)), max_new=4, top_logprobs=2)
+            PlanDriver(built).run(request)
+            found[kernels] = request
+        finally:
+            built.close()
+    assert found["native"].token_ids == found["torch"].token_ids
+    assert np.allclose(found["native"].logprobs, found["torch"].logprobs, atol=0.1)
+
+
 def test_reproducible_numerics_are_torchs(tmp_path):
     built = build_tp_model_worker(
         tiny_folder(tmp_path), ExecutorSettings(**(SETTINGS | {"numerics": "reproducible", "num_pages": 20}))
