@@ -5,9 +5,12 @@ import pytest
 
 from protos.wire.enums import GraphPhase
 from protos.wire.errors import InvalidRequest
+from scheduler_svc.core.settings import CoreSettings
+from tests.support.core_harness import make_spec
+from tests.support.executor_core import ExecutorCore
 from tests.support.model import model_folder
 from tests.support.plan_driver import PlanDriver, Request
-from tests.support.tiny_llama import tiny_folder
+from tests.support.tiny_llama import Shape, tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.device import graph_memory
 from worker_svc.device.memory import free_host_bytes
@@ -79,6 +82,38 @@ def test_a_native_workers_default_capacity_can_be_held_at_once(free):
         assert all(request.failure is None and len(request.token_ids) == 2 for request in requests)
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count", "budget_tokens", "sub_pool"),
+    [((100, 300), 4, 16, 0), ((20, 12), 20, 128, 1)],
+    ids=["the full sub-pool", "the window sub-pool"],
+)
+def test_both_sub_pools_of_a_hybrid_worker_can_be_held_to_the_last_page(
+    tmp_path, lengths, count, budget_tokens, sub_pool
+):
+    """Long rows use up the full sub-pool, short ones the smaller one of the windows; what finds no page waits."""
+    shape = Shape(architecture="gemma3", window=32, full_every=2, num_layers=2)
+    settings = ExecutorSettings(kernels="torch", threads=1, num_pages=42, max_rows=32, kv_canary="refuse")
+    worker = build_tp_model_worker(tiny_folder(tmp_path, shape), settings)
+    assert [pool.num_pages - 1 for pool in worker.worker_info().sub_pools] == [41, 32]
+    core = ExecutorCore(worker, CoreSettings(budget_tokens=budget_tokens))
+    draw = np.random.default_rng(3)
+    specs = [
+        make_spec(stream, prompt=draw.integers(0, 250, lengths[0]).tolist(), max_tokens=lengths[1])
+        for stream in range(1, count + 1)
+    ]
+    free_pages = []
+    core.watch = lambda: free_pages.append(core.memory.available()[sub_pool])
+    core.submit(*specs)
+    core.run()
+    assert min(free_pages) == 0
+    together = [core.output(spec.stream.stream_id) for spec in specs]
+    for spec, output in zip(specs, together, strict=True):
+        alone = ExecutorCore(worker)
+        alone.submit(spec)
+        alone.run()
+        assert alone.output(spec.stream.stream_id) == output
 
 
 def test_without_a_setting_the_pool_is_within_a_quarter_of_what_this_machine_has(tmp_path):
