@@ -97,7 +97,7 @@ test-wheels: $(VENV)/.setup-wheels  ## builds both distributions, installs them 
 setup-images:  ## Debian packages that build and run images without a Docker engine
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends mmdebstrap buildah crun podman runc catatonit
 
-test-images: setup-dev  ## builds the scheduler's image on a Debian base made here, runs it (root; see setup-images)
+test-images: setup-dev  ## builds the scheduler's and the CPU worker's image on a Debian base made here, runs them (root; see setup-images)
 	$(BIN)/python -m pytest -m slow -s tests/deploy/test_built_images.py
 
 gpu: setup-dev  ## tests and figures of a CUDA device (with flashinfer-python); without one each is skipped by name

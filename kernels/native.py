@@ -147,7 +147,8 @@ def load_native(*, cache: Path | None = None, cpu_info: Path = CPU_INFO) -> Nati
     if not SOURCES.exists() and not SHIPPED.exists():
         return NativeUnavailable("this install was made without the native library: there was no compiler")
     try:
-        return _load(build_library(cache) if SOURCES.exists() else SHIPPED)
+        # A wheel holds the sources too, and where it is installed there need be no compiler.
+        return _load(SHIPPED if SHIPPED.exists() else build_library(cache))
     except KernelError as error:
         return NativeUnavailable(str(error))
 

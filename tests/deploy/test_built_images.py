@@ -1,4 +1,7 @@
-"""The scheduler's image, built without a Docker engine and run as its pod runs it. Minutes long: `make test-images`."""
+"""The images of the scheduler and of CPU workers, built without a Docker engine and run as their pods run them.
+
+Minutes long: `make test-images`.
+"""
 
 import pytest
 
@@ -30,6 +33,18 @@ except OSError as error:
 sys.argv = ["scheduler_svc", "--help"]
 runpy.run_module("scheduler_svc", run_name="__main__")
 """
+INSIDE_WORKER = """
+import importlib.util as u, os, runpy, shutil, sys
+from kernels.native import load_native
+print(os.getuid(), [n for n in ("scheduler_svc", "tests", "pip") if u.find_spec(n)], shutil.which("g++"))
+print(type(load_native()).__name__)
+try:
+    open("/x", "w")
+except OSError as error:
+    print(error.strerror)
+sys.argv = ["worker_svc", "--help"]
+runpy.run_module("worker_svc", run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +72,29 @@ def test_it_is_small(builder, scheduler):
     print(f"beyond its base: {added / 1e6:.0f} MB, in all {(BASE_BYTES + added) / 1e6:.0f} MB")
 
     assert 0 < BASE_BYTES + added < MOST_BYTES
+
+
+@pytest.fixture(scope="module")
+def worker(builder):
+    return builder.build("worker-cpu", torch_index=builder.torch_index())
+
+
+def test_a_cpu_workers_image_has_the_native_kernels_and_no_compiler(builder, worker):
+    done = builder.run(worker, "-c", INSIDE_WORKER, options=("--entrypoint", "python3"))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:3] == ["10001 [] None", "Native", "Read-only file system"]
+    assert "--memory-fraction" in done.stdout
+    print(f"a worker, beyond its base: {builder.added_bytes(worker) / 1e6:.0f} MB")
+
+
+def test_a_workers_wrong_settings_end_it_with_every_problem(builder, worker):
+    given = ("--env", "FORWARDPLANE_PORT=x", "--env", "FORWARDPLANE_GRAPH=some")
+    done = builder.run(worker, options=given)
+
+    assert done.returncode == EX_CONFIG, done.stderr
+    assert "port = x" in done.stderr
+    assert "graph = some" in done.stderr
 
 
 def test_wrong_settings_of_a_config_map_end_it_with_every_problem(builder, scheduler):

@@ -4,8 +4,11 @@ Public image registries may be out of reach, so the recipes' BASE_IMAGE is a Deb
 version's minor number. Everything lies in one folder; nothing of the machine's own container storage is touched.
 """
 
+import html
 import shutil
 import subprocess
+import sys
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,15 +46,30 @@ class ImageBuilder:
         (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
         self._buildah("bud", "--isolation", "chroot", "--pull-never", "-t", BASE, str(context))
 
-    def build(self, recipe: str) -> str:
-        """The image of `k8s/images/RECIPE.Dockerfile`; its name."""
+    def build(self, recipe: str, *, torch_index: Path | None = None) -> str:
+        """The image of `k8s/images/RECIPE.Dockerfile`; its name. `torch_index`: where torch comes from."""
         name = f"localhost/{recipe}:test"
+        index: tuple[str, ...] = ()
+        if torch_index is not None:
+            index = ("--volume", f"{torch_index}:/torch:ro", "--build-arg", "TORCH_INDEX_URL=file:///torch")
         self._buildah(
-            *("bud", "--isolation", "chroot", "--pull-never", "--build-arg", f"BASE_IMAGE={BASE}"),
+            *("bud", "--isolation", "chroot", "--pull-never", "--build-arg", f"BASE_IMAGE={BASE}", *index),
             *("--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro", "-f", str(K8S / "images" / f"{recipe}.Dockerfile")),
             *("-t", name, str(ROOT)),
         )
         return name
+
+    def torch_index(self) -> Path:
+        """A package index of the torch that this environment's pip finds, and what it needs."""
+        folder = self.folder / "torch"
+        constraints = ("--constraint", str(ROOT / "constraints.txt"))
+        _run([sys.executable, "-m", "pip", "download", "-q", "-d", str(folder / "files"), *constraints, "torch"])
+        for file in sorted((folder / "files").iterdir()):
+            project = folder / file.name.partition("-")[0].lower().replace("_", "-")
+            project.mkdir()
+            link = urllib.parse.quote(file.name)
+            (project / "index.html").write_text(f'<a href="../files/{link}">{html.escape(file.name)}</a>')
+        return folder
 
     def added_bytes(self, image: str) -> int:
         """Size of what an image has beyond the base."""

@@ -75,9 +75,12 @@ def test_an_install_without_the_library_is_told_so(monkeypatch, tmp_path):
     assert "without the native library" in outcome.reason
 
 
-def test_a_wheel_uses_the_library_that_it_ships(native, monkeypatch, tmp_path):
-    monkeypatch.setattr(loading, "SOURCES", tmp_path / "csrc")
+@pytest.mark.parametrize("has_sources", [False, True])
+def test_a_wheel_uses_the_library_that_it_ships(native, monkeypatch, tmp_path, has_sources):
+    if not has_sources:
+        monkeypatch.setattr(loading, "SOURCES", tmp_path / "csrc")
     monkeypatch.setattr(loading, "SHIPPED", native.path)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
 
     assert load_native(cache=tmp_path).path == native.path
 
