@@ -16,6 +16,7 @@ from protos.wire.worker_info import Fingerprints, SubPool, WorkerInfo, WorkerLim
 from worker_svc.batch.forward_mode import EXECUTABLE_MODES
 from worker_svc.batch.staging import PlanStaging
 from worker_svc.device.cuda_copies import transfers_of
+from worker_svc.device.memory import DeviceMemory
 from worker_svc.kv.token_to_kv_pool import KVGeometry
 from worker_svc.runners.device_side import DeviceSide, device_side
 from worker_svc.runners.executor_settings import ExecutorSettings, HiddenSettings, executor_settings
@@ -65,7 +66,12 @@ def build_tp_model_worker(
     )
     paths = side.paths
     return TpModelWorker(
-        info=info, staging=staging, dispatch=paths.dispatch, canary=side.canary, captures=paths.captures
+        info=info,
+        staging=staging,
+        dispatch=paths.dispatch,
+        canary=side.canary,
+        captures=paths.captures,
+        memory=DeviceMemory(torch.device(settings.device), weights_bytes=side.weights_bytes),
     )
 
 

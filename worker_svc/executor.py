@@ -118,3 +118,26 @@ class CapturingExecutor(Executor, Protocol):
     def captures(self) -> Captures | None:
         """None: nothing."""
         ...
+
+
+class MemoryOfDevice(Protocol):
+    """Memory that others than the KV pools and graphs have. Any thread."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of the model."""
+        ...
+
+    def free_bytes(self) -> int:
+        """What nobody has now."""
+        ...
+
+
+@runtime_checkable
+class MeasuredExecutor(Executor, Protocol):
+    """An executor that may know its device's memory."""
+
+    @property
+    def memory(self) -> MemoryOfDevice | None:
+        """None: there is none to speak of."""
+        ...

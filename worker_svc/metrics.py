@@ -37,11 +37,14 @@ class PlanOutcome(StrEnum):
 class MemoryKind(StrEnum):
     """What memory is used for."""
 
+    WEIGHTS = "weights"
     KV = "kv"
     GRAPHS = "graphs"
     """What captured graphs share."""
+    FREE = "free"
+    """Of the device, as nobody has it."""
     RESIDENT = "resident"
-    """Of the whole process."""
+    """Of the whole process, in the host's memory."""
 
 
 class StartupStage(StrEnum):
@@ -140,6 +143,11 @@ class WorkerMetrics:
     def read_device_time(self, device_ns: Callable[[], DeviceNanoseconds]) -> None:
         """Export these counters of the device thread, read at each scrape."""
         self.registry.register(_DeviceTime(device_ns))
+
+    def read_memory(self, weights_bytes: int, free_bytes: Callable[[], int]) -> None:
+        """Export what the weights take, and what is free at each scrape."""
+        self.process.memory_bytes.labels(MemoryKind.WEIGHTS).set(weights_bytes)
+        self.process.memory_bytes.labels(MemoryKind.FREE).set_function(free_bytes)
 
     def read_captures(self, progress: Callable[[], CaptureProgress]) -> None:
         """Export what captures have come to, read at each scrape."""

@@ -20,7 +20,7 @@ from protos.wire.worker_info import WorkerInfo
 from worker_svc.batch.canary_guard import KVCanary, log_violations
 from worker_svc.batch.forward_batch import ForwardBatch
 from worker_svc.batch.staging import PlanStaging, StagedPlan
-from worker_svc.executor import Captures
+from worker_svc.executor import Captures, MemoryOfDevice
 from worker_svc.runners.dispatch import Dispatched, RunnerDispatch
 from worker_svc.runners.stage_clock import Stage, StageClock
 from worker_svc.sampling.row_results import RowResults
@@ -40,8 +40,10 @@ class TpModelWorker:
         dispatch: RunnerDispatch,
         canary: KVCanary | None = None,
         captures: Captures | None = None,
+        memory: MemoryOfDevice | None = None,
     ) -> None:
         self.captures = captures
+        self.memory = memory
         self._info = info
         self._staging = staging
         self._dispatch = dispatch

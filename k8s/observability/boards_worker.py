@@ -222,7 +222,7 @@ WORKERS = Board(
                 ),
                 Panel(
                     title="Memory by use",
-                    help="Bytes, by kind.",
+                    help="Bytes: weights, KV pages, graphs, what is free; resident is the process in host memory.",
                     queries=one(total(worker("memory_bytes"), "instance, kind"), "{{instance}} {{kind}}"),
                     unit=Unit.BYTES,
                 ),

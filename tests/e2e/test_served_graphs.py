@@ -112,6 +112,8 @@ def test_memory_and_time_of_the_graphs_are_exported_by_phase(run):
         assert total(worker, f"{WORKER}graph_memory_bytes", phase=phase) > 0
         assert total(worker, f"{WORKER}capture_seconds_total", phase=phase) > 0
     assert total(worker, f"{WORKER}memory_bytes", kind="graphs") == total(worker, f"{WORKER}graph_memory_bytes")
+    for kind in ("weights", "kv", "free", "resident"):
+        assert total(worker, f"{WORKER}memory_bytes", kind=kind) > 0
 
 
 def test_the_scheduler_tells_the_same_counts_to_its_callers(run):

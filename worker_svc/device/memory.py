@@ -5,7 +5,7 @@ Readings only. Guards: what a container may still use is never above what its co
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -29,6 +29,18 @@ _VERSION_1 = _GroupFiles(
     "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", cache="total_inactive_file"
 )
 _VERSION_2 = _GroupFiles("sys/fs/cgroup", "memory.max", "memory.current", cache="inactive_file")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What a running worker can say of its device's memory. Any thread."""
+
+    device: torch.device
+    weights_bytes: int = field(kw_only=True)
+
+    def free_bytes(self) -> int:
+        """What nobody has now. Gives nothing back, unlike `free_bytes` at a start: plans are running."""
+        return free_host_bytes() if self.device.type == "cpu" else int(torch.cuda.mem_get_info(self.device)[0])
 
 
 def free_bytes(device: torch.device) -> int:

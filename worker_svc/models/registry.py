@@ -45,6 +45,8 @@ class LoadedModel:
 
     model: Model
     config: ModelConfig
+    weights_bytes: int
+    """On the device."""
 
 
 class ModelSource:
@@ -76,4 +78,5 @@ class ModelSource:
         if self._described.header is None:
             tensors = with_hubs_norms(tensors, self.config.architecture)
         model = FAMILIES[self.config.architecture](self.config, tensors, numerics)
-        return LoadedModel(model=model, config=self.config)
+        weights_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        return LoadedModel(model=model, config=self.config, weights_bytes=weights_bytes)

@@ -16,7 +16,14 @@ from protos.wire.enums import RowFailure
 from protos.wire.errors import EngineError, InvalidPlan, UnsupportedFeature
 from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
-from worker_svc.executor import CaptureProgress, CapturingExecutor, Executor, StagingExecutor
+from worker_svc.executor import (
+    CaptureProgress,
+    CapturingExecutor,
+    Executor,
+    MeasuredExecutor,
+    MemoryOfDevice,
+    StagingExecutor,
+)
 from worker_svc.protocol.messages import Execute, Fence
 
 _NO_HANDLES = np.empty(0, np.uint64)
@@ -137,6 +144,11 @@ class DeviceWork:
         if isinstance(self._executor, CapturingExecutor) and self._executor.captures is not None:
             return self._executor.captures.progress
         return CaptureProgress(buckets=self._executor.worker_info().buckets)
+
+    @property
+    def memory(self) -> MemoryOfDevice | None:
+        """What the executor knows of its device's memory."""
+        return self._executor.memory if isinstance(self._executor, MeasuredExecutor) else None
 
     def capture_piece_begins(self, *, budget_ms: int) -> None:
         """A piece of a capture takes the device."""

@@ -79,6 +79,8 @@ def _describe(info: WorkerInfo, work: DeviceWork, metrics: WorkerMetrics) -> Non
     )
     kv_bytes = sum(pool.num_pages * pool.bytes_per_page for pool in info.sub_pools)
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(kv_bytes)
+    if work.memory is not None:
+        metrics.read_memory(work.memory.weights_bytes, work.memory.free_bytes)
     metrics.read_device_time(lambda: _device_ns(work.progress))
     metrics.read_captures(work.captures)
 

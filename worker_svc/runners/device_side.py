@@ -56,6 +56,8 @@ class DeviceSide:
     config: ModelConfig
     state_bytes: int
     """Of one token's final hidden state."""
+    weights_bytes: int
+    """Of the model, on the device."""
     kernels: str
     """For people: start line, metric, benchmark rows."""
 
@@ -116,6 +118,7 @@ def _native_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         geometries=stack.geometries,
         config=stack.weights.config,
         state_bytes=stack.weights.config.hidden_size * DTYPES[settings.dtype].itemsize,
+        weights_bytes=stack.weights.weights_bytes,
         kernels=stack.weights.model.describe(),
     )
 
@@ -134,6 +137,7 @@ def _torch_side(folder: ModelFolder, settings: ExecutorSettings) -> DeviceSide:
         geometries=tuple(pool.geometry for pool in stack.pools),
         config=stack.loaded.config,
         state_bytes=stack.loaded.config.hidden_size * dtype.itemsize,
+        weights_bytes=stack.loaded.weights_bytes,
         kernels=stack.description,
     )
 

@@ -26,6 +26,8 @@ class NativeWeights:
     config: ModelConfig
     model: NativeModel
     threads: ThreadPool
+    weights_bytes: int
+    """As the file stores them; packed they take as much, within padding."""
 
     def reserve(self, num_pages: Sequence[int]) -> None:
         """Make the pages of every sub-pool.
@@ -59,7 +61,8 @@ def pack_weights(folder: ModelFolder, settings: ExecutorSettings, *, threads: in
     except UnsupportedFeature:
         pool.close()
         raise
-    return NativeWeights(config=source.config, model=model, threads=pool)
+    weights_bytes = sum(tensor.data.nbytes for tensor in source.weights.values())
+    return NativeWeights(config=source.config, model=model, threads=pool, weights_bytes=weights_bytes)
 
 
 def _packed(source: NativeSource, settings: ExecutorSettings, *, threads: ThreadPool) -> NativeModel:

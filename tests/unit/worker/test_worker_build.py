@@ -1,10 +1,11 @@
 import numpy as np
+import psutil
 import pytest
 
 from protos.wire.enums import Feature, HiddenMode, SubPoolKind
 from protos.wire.errors import InvalidRequest, UnsupportedFeature
 from tests.support.plan_driver import PlanDriver, Request
-from tests.support.tiny_llama import Shape, tiny_folder
+from tests.support.tiny_llama import Shape, parameters, tiny_folder
 from worker_svc.build import build_tp_model_worker
 from worker_svc.runners.executor_settings import ExecutorSettings
 
@@ -53,6 +54,20 @@ def test_the_info_is_that_of_the_parts(folder, worker):
     assert (info.numerics, info.dtype, info.device) == ("reproducible", "float32", "cpu")
     assert len(info.incarnation) == 16
     assert info.buckets == ()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_the_weights_are_counted_as_they_lie_on_the_device(tmp_path, kernels):
+    shape = Shape(hidden_size=64, intermediate_size=64, num_q_heads=2, num_kv_heads=1, head_dim=32)
+    settings = SETTINGS | {"numerics": "fast", "kernels": kernels}
+    worker = build_tp_model_worker(tiny_folder(tmp_path, shape, is_quantised=True), ExecutorSettings(**settings))
+    weights = parameters(shape).values()
+    # Q8_0: 34 bytes for 32 values; norms stay float32.
+    quantised = sum(values.size * 34 // 32 if values.ndim > 1 else values.nbytes for values in weights)
+    expected = {"torch": sum(values.nbytes for values in weights), "native": quantised}
+    assert worker.memory.weights_bytes == expected[kernels]
+    assert 0 < worker.memory.free_bytes() <= psutil.virtual_memory().total
+    worker.close()
 
 
 def test_every_start_is_another_incarnation(folder, worker):

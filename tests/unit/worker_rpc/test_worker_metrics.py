@@ -37,6 +37,7 @@ def test_every_name_follows_the_rules(registry, metrics):
     metrics.describe(device="cpu", dtype="float32", numerics="fast", kernels="torch")
     metrics.read_device_time(lambda: DeviceNanoseconds(busy=0, idle=0, bubble=0))
     metrics.process.memory_bytes.labels(MemoryKind.KV).set(1)
+    metrics.read_memory(2, lambda: 3)
     metrics.process.startup_seconds.labels(StartupStage.LOAD).set(1)
     observer = PlanObserver(metrics)
     observer.plan_unreadable()
@@ -44,6 +45,8 @@ def test_every_name_follows_the_rules(registry, metrics):
     observer.plan_executed(plan, FakeWorker(make_info()).execute(plan))
     metrics.graph_replayed(GraphPhase.DECODE, 8, real=3, padded=5)
     assert naming_problems(registry, PREFIX) == []
+    kinds = ("kv", "weights", "free")
+    assert [value(registry, "memory_bytes", kind=kind) for kind in kinds] == [1, 2, 3]
 
 
 def test_an_executed_plan_is_counted_by_rows_forwards_and_times(registry, metrics):
