@@ -15,6 +15,8 @@ from tests.fuzz.targets import TARGETS, Target
 CORPUS = Path(__file__).parent / "corpus"
 MOST_S = 2.0
 """Of a processor, for one input."""
+_MAX_OUTCOMES = 10_000
+"""Remembered with an input each; names in a refusal make any number of them."""
 _MAX_INPUTS = 5000
 _CLOCK_EVERY = 64
 
@@ -93,7 +95,7 @@ class Fuzzing:
             return
         if time.process_time() - begun > MOST_S:
             self.findings.failed.append((data, f"took more than {MOST_S:g} s"))
-        if outcome not in self.findings.outcomes:
+        if outcome not in self.findings.outcomes and len(self.findings.outcomes) < _MAX_OUTCOMES:
             self.findings.outcomes[outcome] = data
             if len(self._inputs) < _MAX_INPUTS:
                 self._inputs.append(data)
