@@ -154,7 +154,7 @@ class ExecutorConfig(ConfigGroup):
 
     device: Device = Field(default=Device.CPU, description="Where the model runs.")
     numerics: Numerics = Field(default=Numerics.FAST, description="Which promise results carry.")
-    dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of activations and KV.")
+    dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of weights, activations and KV.")
     kernels: Kernels = Field(default=Kernels.AUTO, description="What computes fast numerics on the CPU.")
     prefill_attention: Attention = Field(default=Attention.AUTO, description="Attention of every step but decode.")
     decode_attention: Attention = Field(default=Attention.AUTO, description="Attention of decode steps.")

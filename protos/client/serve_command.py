@@ -106,7 +106,7 @@ class ServeOptions:
     numerics: Literal["fast", "reproducible"] = "fast"
     """`reproducible`: a request's tokens are bit-identical in any batch; slower."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of weights and KV."""
+    """Type of weights, activations and KV, where torch computes; residuals and scores stay float32."""
     workers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=16))] = 1
     """Worker processes; each request runs on one of them."""
     budget_tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=16, lte=65536))] = None

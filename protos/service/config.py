@@ -236,7 +236,7 @@ def _merge_environment(merge: _Merge, variables: Mapping[str, str]) -> None:
         if variable in by_variable:
             merge.put(by_variable[variable], variables[variable], source=f"environment {variable}")
         elif variable.startswith(ENVIRONMENT_PREFIX) and variable != CONFIG_VARIABLE:
-            hint = _suggestion(variable, list(by_variable))
+            hint = _suggestion(variable, list(by_variable), prefix=ENVIRONMENT_PREFIX)
             told = merge.warnings if hint else merge.notes
             told.append(f"environment variable {variable} is not a setting of this process{hint}")
 
@@ -300,6 +300,8 @@ def _split(value: Any, info: FieldInfo) -> Any:
     return value
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return f" (did you mean {near[0]}?)" if near else ""
+def _suggestion(name: str, known: Sequence[str], *, prefix: str = "") -> str:
+    """What all of them begin with says nothing of how like two names are."""
+    bare = [one.removeprefix(prefix) for one in known]
+    near = difflib.get_close_matches(name.removeprefix(prefix), bare, n=1, cutoff=0.75)
+    return f" (did you mean {prefix}{near[0]}?)" if near else ""

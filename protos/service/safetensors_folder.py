@@ -115,8 +115,12 @@ def _files(path: Path, index: Mapping[str, Any] | None) -> tuple[Path, ...]:
         names = sorted(file.name for file in path.glob(f"model*{_SUFFIX}"))
     else:
         names = sorted(set(_weight_map(index).values()))
-    if not 1 <= len(names) <= MAX_FILES:
-        message = f"{path.name} names {len(names)} model*{_SUFFIX} files, must be 1 to {MAX_FILES}"
+    if not names:
+        missing = f"it has no model*{_SUFFIX} file" if index is None else f"{INDEX_FILE} names no file"
+        message = f"{path.name} is no model folder: {missing}"
+        raise InvalidModelFile(message, field="model")
+    if len(names) > MAX_FILES:
+        message = f"{path.name} has {len(names)} files model*{_SUFFIX}, must be 1 to {MAX_FILES}"
         raise InvalidModelFile(message, field="model")
     for name in names:
         if Path(name).name != name or not name.endswith(_SUFFIX):

@@ -159,6 +159,10 @@ def _context(facts: ModelFacts) -> float:
     return facts.context_tokens
 
 
+def _last_position(facts: ModelFacts) -> float:
+    return facts.context_tokens - 1
+
+
 def _logits_width(facts: ModelFacts) -> float:
     return facts.logits_width
 
@@ -217,7 +221,7 @@ GENERATE_RULES: Mapping[str, Rule] = MappingProxyType(
         "client_tag": Text(limits.MAX_CLIENT_TAG_BYTES),
         "logprobs": _number("logprobs", _logprobs),
         "prompt_logprobs.top": _number("prompt_logprobs.top", _logprobs),
-        "prompt_logprobs.start": _number("prompt_logprobs.start", _context),
+        "prompt_logprobs.start": _number("prompt_logprobs.start", _last_position),
         "hidden_states": Number(0, max(HiddenStateSelection.values())),
         "keep_special_tokens": Anything(),
         "cache_salt": Text(limits.MAX_CACHE_SALT_BYTES),

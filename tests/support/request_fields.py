@@ -65,7 +65,7 @@ INTERVALS = {
     "stop.min_tokens": (0, CONTEXT),
     "logprobs": (0, 20),
     "prompt_logprobs.top": (0, 20),
-    "prompt_logprobs.start": (0, CONTEXT),
+    "prompt_logprobs.start": (0, CONTEXT - 1),
     "hidden_states": (0, 2),
     "priority": (-10, 10),
     # What of it was given is known behind the tickets.

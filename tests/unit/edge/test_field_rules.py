@@ -88,7 +88,7 @@ GOOD = [
     pb.GenerateRequest(text="a", ebnf='start: "a"'),
     pb.GenerateRequest(text="a", choice=pb.ChoiceList(texts=["x" * 200] * 1024)),
     scoring(),
-    scoring(stop=None, prompt_logprobs={"start": 100}, hidden_states=pb.HIDDEN_STATE_SELECTION_FULL),
+    scoring(stop=None, prompt_logprobs={"start": 99}, hidden_states=pb.HIDDEN_STATE_SELECTION_FULL),
     pb.GenerateRequest(text="a", hidden_states=1, stop=StopParameters(max_tokens=0)),
     stop(max_tokens=100, min_tokens=100, stop_strings=["x" * 256] * 32, stop_token_ids=[299] * 64, ignore_eos=True),
 ]
@@ -168,7 +168,7 @@ BAD = [
     (scoring(sampling={"n": 2}), InvalidRequest, "sampling.n", "is 2; the limit is 1"),
     (scoring(regex="a"), InvalidRequest, "regex", "max_tokens 0"),
     (scoring(prompt_logprobs={"top": 21}), InvalidRequest, "prompt_logprobs.top", "21"),
-    (scoring(prompt_logprobs={"start": 101}), InvalidRequest, "prompt_logprobs.start", "101"),
+    (scoring(prompt_logprobs={"start": 100}), InvalidRequest, "prompt_logprobs.start", "100"),
     (stop(max_tokens=-1), InvalidRequest, "stop.max_tokens", "-1"),
     (stop(max_tokens=101), InvalidRequest, "stop.max_tokens", "101"),
     (stop(max_tokens=-(2**63)), InvalidRequest, "stop.max_tokens", str(-(2**63))),

@@ -181,6 +181,13 @@ def test_unknown_variables_of_ours_are_warnings():
     )
 
 
+def test_only_the_names_own_part_makes_two_variables_alike():
+    loaded = load(environment={"FORWARDPLANE_PAGE_SIZE": "1"})
+
+    assert loaded.warnings == ()
+    assert "FORWARDPLANE_PAGE_SIZE" in loaded.notes[0]
+
+
 def test_variables_that_are_like_none_of_this_process_are_notes_since_another_may_know_them():
     loaded = load(environment={"FORWARDPLANE_SCHEDULE_POLICY": "lpm"})
 

@@ -137,7 +137,7 @@ def test_a_folder_of_several_files_is_read_by_its_index_or_without(folder):
         ({"a": "config.json"}, r"no \*.safetensors file beside it"),
         ({"a": 1}, "must give a file for each tensor"),
         ([1], "must give a file for each tensor"),
-        ({}, "names 0 model"),
+        ({}, "is no model folder: model.safetensors.index.json names no file"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(folder, weight_map, message):
