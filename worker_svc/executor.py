@@ -13,6 +13,9 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
 from protos.wire.worker_info import Buckets, WorkerInfo
 
+PREPARATION_THREAD = "graph preparation"
+"""Name of a daemon thread whose work is abandoned when the worker ends: it may be in a compiler for many seconds."""
+
 
 class Executor(Protocol):
     """Runs plans one at a time on the thread that owns the device."""

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from protos.wire.errors import EngineError
 from worker_svc.device.device_graph import CaptureError
+from worker_svc.executor import PREPARATION_THREAD
 from worker_svc.graph_backends.base import Preparation
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -48,7 +49,7 @@ class Preparations(Generic[KeyT]):
         """Begin one. None runs."""
         assert not self._is_running
         self._is_running = True
-        threading.Thread(target=self._run, args=(key, work), name="graph preparation", daemon=True).start()
+        threading.Thread(target=self._run, args=(key, work), name=PREPARATION_THREAD, daemon=True).start()
 
     def take_ended(self) -> Prepared[KeyT] | None:
         """The one that has ended since the last call."""
