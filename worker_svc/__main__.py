@@ -18,7 +18,7 @@ from protos.wire.errors import EngineError
 from worker_svc.app import run_worker, setting_problems
 from worker_svc.app_simulated import run_simulated_worker
 from worker_svc.config import Device, LogFormat, WorkerConfig
-from worker_svc.executor import PREPARATION_THREAD
+from worker_svc.executor import UNENDED_THREADS
 
 _logger = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str]) -> int:
 def end(code: int) -> NoReturn:
     """End the process, whose services have stopped.
 
-    A thread that compiles a graph would be ended by the interpreter in the middle of C++, which aborts the process: so
-    nothing is torn down, and the system takes all at once.
+    A thread that compiles a graph, or whose device work outlasted the stop, would be ended by the interpreter in the
+    middle of C++, which aborts the process: so nothing is torn down, and the system takes all at once.
     """
-    if any(thread.name == PREPARATION_THREAD for thread in threading.enumerate()):
+    if any(thread.name in UNENDED_THREADS for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

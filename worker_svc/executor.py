@@ -13,8 +13,10 @@ from protos.wire.plan import ForwardPlan
 from protos.wire.result import ForwardResult
 from protos.wire.worker_info import Buckets, WorkerInfo
 
+DEVICE_THREAD = "device"
 PREPARATION_THREAD = "graph preparation"
-"""Name of a daemon thread whose work is abandoned when the worker ends: it may be in a compiler for many seconds."""
+UNENDED_THREADS = frozenset({DEVICE_THREAD, PREPARATION_THREAD})
+"""Names of daemon threads that may still be in C++ when the worker ends: in a compiler, or in a step."""
 
 
 class Executor(Protocol):

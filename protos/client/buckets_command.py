@@ -114,7 +114,8 @@ def _conclusion(advices: tuple[PhaseAdvice, ...]) -> str:
     saved = sum(advice.saved for advice in advices)
     computed = sum(advice.real + advice.now.padded for advice in advices)
     flags = " ".join(f"--{advice.phase.name.lower()}-buckets {shown(advice.advised.buckets)}" for advice in advices)
-    return f"saves {saved} of {computed} computed tokens ({_share(saved, computed):.1%}): {flags}"
+    word, change = ("saves", saved) if saved >= 0 else ("with fewer graphs costs", -saved)
+    return f"{word} {change} of {computed} computed tokens ({_share(change, computed):.1%}): {flags}"
 
 
 def _warning(advice: PhaseAdvice) -> str:

@@ -67,7 +67,7 @@ def buckets_advise_command(*, options: AdviceOptions = DEFAULT_ADVICE) -> int:
     """Propose the bucket sizes of captured graphs that pad least for the forwards that were seen, and what that saves.
 
     Decode buckets count rows, prefill buckets tokens. The result is exact: no other list of so many graphs pads less. A
-    forward that finds only a bucket above twice its tokens runs eagerly; it is counted as if it were padded.
+    prefill that finds only a bucket above twice its tokens runs eagerly; it is counted as if it were padded.
 
     For example: `forwardplane buckets advise --from-metrics http://127.0.0.1:9465/metrics --max-graphs 16`, then
     `forwardplane serve` with the two lists that it prints.

@@ -9,6 +9,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from protos.wire.enums import GraphPhase
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_ENTRIES = 64
 """Older ones are dropped."""
+_MOST_BYTES = 1 << 40
+"""Of one phase's graphs; more was never measured."""
 
 
 def graph_fingerprint(**facts: object) -> str:
@@ -44,9 +47,12 @@ class GraphMemoryStore:
         kept = dict(list(entries.items())[-_MOST_ENTRIES:])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file, ExitStack() as undone:
+                undone.callback(Path(file.name).unlink, missing_ok=True)
                 json.dump(kept, file)
-            Path(file.name).replace(self._path)
+                file.close()
+                Path(file.name).replace(self._path)
+                undone.pop_all()
         except OSError as error:
             logger.warning("graph memory was not stored", extra={"path": str(self._path), "problem": str(error)})
 
@@ -58,8 +64,13 @@ class GraphMemoryStore:
         except (OSError, ValueError) as error:
             logger.warning("graph memory cannot be read", extra={"path": str(self._path), "problem": str(error)})
             return {}
-        return {key: entry for key, entry in found.items() if _is_entry(entry)} if isinstance(found, dict) else {}
+        good = {key: entry for key, entry in found.items() if _is_entry(entry)} if isinstance(found, dict) else {}
+        if not isinstance(found, dict) or len(good) < len(found):
+            problem = "entries that are no measurements are ignored"
+            logger.warning("graph memory cannot be read", extra={"path": str(self._path), "problem": problem})
+        return good
 
 
 def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and all(type(count) is int and count >= 0 for count in entry.values())
+    counts = entry.values() if isinstance(entry, dict) else [-1]
+    return all(type(count) is int and 0 <= count <= _MOST_BYTES for count in counts)

@@ -147,7 +147,8 @@ def _fraction_problem(request: CapacityRequest, fraction: float) -> str:
     free, taken = tightest.loaded + tightest.after_load, tightest.loaded + needed
     least = math.ceil(scale * taken / free)
     if least > scale:
-        return f"{free} bytes are free, weights, graphs and the smallest pools need {taken}"
+        graphs = f" (graphs {request.graph_bytes}, by graph_memory_file or estimated)" if request.graph_bytes else ""
+        return f"{free} bytes are free, weights, graphs and the smallest pools need {taken}{graphs}"
     message = f"memory_fraction is {fraction}, the smallest that works is {least / scale}"
     if least <= scale * fraction:
         others = max(rank.before_load - rank.after_load - rank.loaded for rank in request.ranks)

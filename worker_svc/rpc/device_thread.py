@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from protos.service.status import fault_border
 from protos.wire.errors import EngineError
+from worker_svc.executor import DEVICE_THREAD
 
 ResultT = TypeVar("ResultT")
 
@@ -101,7 +102,7 @@ class DeviceThread:
         self._is_spare_wanted = True
         self._last_job_at = 0.0
         self._is_ended = False
-        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=DEVICE_THREAD, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":

@@ -217,10 +217,17 @@ class GraphCaptures:
         attempt.pieces_ns.append(self._clock_ns() - attempt.began_ns)
 
     def _later(self, attempt: _Attempt) -> float:
-        """Of the next piece of a capture: known from one before, or no longer than its own warm-up."""
+        """Of the next piece of a capture: as its own so far, or as those of one before, or no longer than its warm-up.
+
+        A breakable capture has dozens of short pieces behind a long warm-up: taken to be as long, each of them would
+        wait for an idle device that never comes under load.
+        """
         phase, bucket = attempt.bucket
+        warm_up, *later = attempt.pieces_ns
+        if later:
+            return max(later) / bucket
         known = self._times[phase].later
-        return attempt.pieces_ns[0] / bucket if known is None else known
+        return warm_up / bucket if known is None else known
 
     def _learn(self, attempt: _Attempt) -> None:
         phase, bucket = attempt.bucket

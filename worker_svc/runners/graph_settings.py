@@ -47,6 +47,10 @@ class GraphSettings:
         """Whether graphs of the phase are wanted."""
         return phase in PHASES_OF_GRAPH[self.graph]
 
+    def uses(self, backend: str) -> bool:
+        """Whether some phase is captured by that back-end."""
+        return any(self.captures(phase) and self.backend(phase) == backend for phase in GraphPhase)
+
     def special(self) -> dict[str, object]:
         """What is asked for beside all graphs as they are by default, by name: without graphs it has no effect."""
         if self.graph == "off":

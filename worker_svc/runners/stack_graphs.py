@@ -1,10 +1,12 @@
 """The graphs of the torch stack, from its settings: checked first, their memory set aside, their runners made last."""
 
+import logging
 import time
 from functools import partial
 
 from protos.service.model_config import ModelConfig
 from worker_svc.device.memory import free_bytes
+from worker_svc.numerics import ReproducibleNumerics
 from worker_svc.runners.dispatch import RunnerDispatch
 from worker_svc.runners.eager import EagerRunner
 from worker_svc.runners.execution_paths import ExecutionPaths, one_path
@@ -15,6 +17,8 @@ from worker_svc.runners.graph_sizes import GraphLimits, check_memory, wanted_siz
 from worker_svc.runners.graph_tools import GraphTools, check_graph_settings
 from worker_svc.runners.stack_settings import StackSettings
 
+logger = logging.getLogger(__name__)
+
 
 class StackGraphs:
     """Made before anything is loaded."""
@@ -23,6 +27,11 @@ class StackGraphs:
         """Raises UnsupportedFeature for a choice that this machine cannot have."""
         check_graph_settings(settings.executor.graphs)
         self._settings = settings
+        if settings.executor.numerics == ReproducibleNumerics.name and settings.executor.graphs.uses("compiled"):
+            logger.warning(
+                "compiled graphs round their own way: log-probabilities differ in their last bits from eager steps",
+                extra={"numerics": settings.executor.numerics},
+            )
 
     def planned_bytes(self, config: ModelConfig, *, weights: str) -> int:
         """What graphs will take: what the last start of a worker like this one measured, or an estimate.

@@ -25,13 +25,19 @@ def test_a_measurement_comes_back_for_its_fingerprint_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"a": 1}', '{"a": {"DECODE": -1}}', '{"a": {"DECODE": true}}', "\xff"]
+    "text",
+    [
+        *("", "{", "[]", "null", '{"a": 1}', "\xff"),
+        *('{"a": {"DECODE": -1}}', '{"a": {"DECODE": true}}', '{"a": {"DECODE": 1000000000000000}}'),
+    ],
 )
-def test_a_damaged_file_is_no_measurement(tmp_path, text):
+def test_a_damaged_file_is_no_measurement(tmp_path, text, caplog):
     path = tmp_path / "graphs.json"
     path.write_bytes(text.encode("latin-1"))
     store = GraphMemoryStore(path)
-    assert store.read("a") == {}
+    with caplog.at_level(logging.WARNING):
+        assert store.read("a") == {}
+    assert "cannot be read" in caplog.text
     store.write("a", MEASURED)
     assert store.read("a") == MEASURED
 
@@ -42,6 +48,12 @@ def test_a_file_that_cannot_be_written_is_logged_and_no_more(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         store.write("a", MEASURED)
     assert "not stored" in caplog.text
+
+
+def test_a_store_that_fails_leaves_no_file(tmp_path):
+    (tmp_path / "taken").mkdir()
+    GraphMemoryStore(tmp_path / "taken").write("a", MEASURED)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 def test_old_measurements_are_dropped(tmp_path):

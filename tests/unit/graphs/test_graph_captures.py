@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,28 @@ def test_smaller_buckets_take_no_more_memory_and_time_is_predicted(captures: Gra
     captures.capture(PREFILL, 16)
     assert alone > 0
     assert captures.progress.totals[PREFILL].graph_bytes < 1.3 * alone
+
+
+def test_a_short_piece_behind_a_long_warm_up_is_expected_to_be_short(
+    captures: GraphCaptures, bench: GraphBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken to be as long as the warm-up, each of dozens would wait for an idle device."""
+
+    def work(ticks: int) -> None:
+        for _ in range(ticks):
+            captures._clock_ns()
+
+    def capture(bucket: int, *, example: object, pause: Callable[[], None]) -> None:
+        work(10_000)
+        for _ in range(4):
+            pause()
+            work(10)
+
+    monkeypatch.setattr(bench.prefill, "capture", capture)
+    expected_ms: list[float] = []
+    assert captures.capture(PREFILL, 32, give_way=expected_ms.append)
+    assert len(expected_ms) == 4
+    assert max(expected_ms[1:]) < expected_ms[0] / 100
 
 
 def test_time_that_other_work_takes_at_a_pause_is_not_counted(captures: GraphCaptures) -> None:
