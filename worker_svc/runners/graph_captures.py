@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 import torch
 
@@ -66,7 +67,7 @@ class _PieceTimes:
     first: float | None = None
     """The warm-up."""
     later: float | None = None
-    """The longest piece behind it."""
+    """The pieces behind it, in the middle: most are alike, and the first of a process takes memory."""
 
 
 @dataclass(slots=True)
@@ -220,19 +221,19 @@ class GraphCaptures:
         """Of the next piece of a capture: as its own so far, or as those of one before, or no longer than its warm-up.
 
         A breakable capture has dozens of short pieces behind a long warm-up: taken to be as long, each of them would
-        wait for an idle device that never comes under load.
+        wait for an idle device that never comes under load. One that others held up says nothing of the next.
         """
         phase, bucket = attempt.bucket
         warm_up, *later = attempt.pieces_ns
         if later:
-            return max(later) / bucket
+            return median_low(later) / bucket
         known = self._times[phase].later
         return warm_up / bucket if known is None else known
 
     def _learn(self, attempt: _Attempt) -> None:
         phase, bucket = attempt.bucket
         first, *later = attempt.pieces_ns
-        self._times[phase] = _PieceTimes(first / bucket, max(later) / bucket if later else None)
+        self._times[phase] = _PieceTimes(first / bucket, median_low(later) / bucket if later else None)
 
     def _settle(self, bucket: Bucket, *, spent_ns: int, is_live: bool, grown: int) -> bool:
         phase, size = bucket
